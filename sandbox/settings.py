@@ -1,0 +1,49 @@
+"""The dials of a sandbox node: table [sandbox] of a recipe.
+
+Consumes    TOML values
+Produces    SandboxSettings, and the Limits that calls get by default
+Waits for   nothing
+Invariant   frozen; an unknown key, a wrong type or an impossible size is refused here, with the field's name
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sandbox.api import Limits
+
+
+class SandboxSettings(BaseModel):
+    """How a node runs calls, and what a call may use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    workers: Annotated[int, Field(ge=0, le=512)] = 0
+    """Shards (each runs one CPU-bound call at a time); 0: one per core that this process may use."""
+    wall_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
+    """Seconds a call may take, from its dispatch."""
+    cpu_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
+    """CPU-seconds a call may use."""
+    memory_mib: Annotated[int, Field(ge=16, le=1 << 20)] = 256
+    """MiB a call's process tree may use on top of the warm interpreter."""
+    output_kib: Annotated[int, Field(ge=1, le=1 << 20)] = 8192
+    """KiB a call may write before it is stopped."""
+    queue_bound: Annotated[int, Field(ge=1, le=10_000_000)] = 3000
+    """Calls that may wait at this node; beyond it a call is refused as `overloaded`."""
+    isolation: Literal["full", "rlimits"] = "full"
+    """`full`: namespaces, read-only root, seccomp, limits; refuses to start where the host lacks one of them.
+    `rlimits`: what the host allows, for hosts that forbid namespaces and code that is not hostile."""
+    profile: Literal["lean", "sci", "auto"] = "lean"
+    """What the warm interpreter holds: `lean` the standard library, `sci` numpy and sympy too, `auto` both, chosen
+    per call by the modules its text names."""
+
+    def limits(self) -> Limits:
+        """The limits of a call that states none."""
+        return Limits(wall_s=self.wall_s, cpu_s=self.cpu_s, memory_mib=self.memory_mib, output_kib=self.output_kib)
+
+    def num_workers(self) -> int:
+        """Shards to start."""
+        return self.workers or len(os.sched_getaffinity(0))
