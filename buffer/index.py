@@ -1,0 +1,224 @@
+"""The run's truth in SQLite: who may work on what, what was finished, taken, published; where each turn lies.
+
+Consumes    statements that the service collected for one group commit
+Produces    them, durable in one transaction; rows back at a restart
+Waits for   the disk: `commit` is called in a worker thread; nobody else writes the file
+Invariant   a commit is whole or absent; nothing is acknowledged before the commit that holds it
+
+`journal_mode = WAL`, `synchronous = FULL`: the log is synced at every commit, so what was acknowledged survives the
+loss of power as well as kill -9 (NORMAL would lose the last commits with the power). It costs one sync per commit,
+and commits are grouped. Open it with any SQLite tool, also while the run goes on: `sqlite3 buffer/index.sqlite`.
+Times `_unix_s` are seconds since 1970. The tables and what their values mean: `TABLES` below.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from buffer.schema import SCHEMA
+
+Statement: TypeAlias = tuple[str, tuple[Any, ...]]
+
+TABLES = """
+-- one row per key. schema, run (wire id of the run), life (starts of the buffer), next_problem (index of the next
+-- problem), acked (least version loaded by the live engines), next_step (first step without a batch), phase
+-- (start | train | last_version | end | done), max_staleness (now in force), seed, steps, groups_per_step, group_size,
+-- num_rollouts
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+
+-- one problem and its rollouts. state: open (issued) -> scored (all rollouts closed, waits for RoC) -> kept -> taken;
+-- or dropped, with drop_reason; evaluation groups end as scored, those not finished at the goal as unused
+CREATE TABLE IF NOT EXISTS groups (
+  group_id INTEGER PRIMARY KEY,
+  kind TEXT NOT NULL,                -- train | eval
+  phase TEXT NOT NULL,               -- train: ''; eval: start | end
+  problem_index INTEGER NOT NULL,    -- position in the run's problems (eval: in the held-out set)
+  problem_id TEXT NOT NULL,
+  problem BLOB NOT NULL,             -- msgpack array of schema.Problem's fields: id, problem, answer, source, level
+  num_rollouts INTEGER NOT NULL,
+  base_version INTEGER NOT NULL,     -- acked version at issue (eval: the version it runs on)
+  deadline_step INTEGER NOT NULL,    -- last step that may train it; -1 for eval
+  max_staleness INTEGER NOT NULL,    -- S at issue: deadline_step - base_version
+  issued_unix_s REAL NOT NULL,
+  first_leased_unix_s REAL,
+  state TEXT NOT NULL,
+  scored_unix_s REAL,                -- its last rollout was closed
+  decided_unix_s REAL,               -- RoC kept or dropped it
+  drop_reason TEXT NOT NULL DEFAULT '',
+  timed_out INTEGER NOT NULL DEFAULT 0,  -- 1: closed by group_timeout_s
+  kept TEXT NOT NULL DEFAULT '[]',   -- JSON: rollout numbers kept by RoC, ascending
+  p_err TEXT NOT NULL DEFAULT '[]',  -- JSON: RoC's penalties, by position among the finished rollouts, ascending
+  p_format TEXT NOT NULL DEFAULT '[]',
+  step INTEGER                       -- the step whose batch holds it
+);
+CREATE INDEX IF NOT EXISTS groups_state ON groups (state);
+
+-- state: waiting -> leased (-> waiting ...) -> finished | excluded | closed (its group was closed or dropped first).
+-- The columns from reward on are those of schema.Finish
+CREATE TABLE IF NOT EXISTS rollouts (
+  group_id INTEGER NOT NULL,
+  rollout INTEGER NOT NULL,
+  state TEXT NOT NULL,
+  attempt INTEGER NOT NULL,          -- number of the latest lease, from 1; 0 before the first
+  engine TEXT NOT NULL DEFAULT '',   -- name of the peer that held or holds that lease
+  epoch INTEGER NOT NULL DEFAULT 0,  -- of that peer
+  leased_unix_s REAL,
+  finished_unix_s REAL,
+  excluded_reason TEXT NOT NULL DEFAULT '',
+  reward REAL,
+  verdict TEXT,
+  answer TEXT,
+  well_formed INTEGER,
+  num_answers INTEGER,
+  num_turns INTEGER,
+  statuses TEXT,                     -- JSON: typed status of each call, in order
+  num_output_tokens INTEGER,
+  num_tokens INTEGER,
+  end TEXT,                          -- answer | no_call | length | turns
+  generate_s REAL,
+  tool_s REAL,
+  PRIMARY KEY (group_id, rollout)
+) WITHOUT ROWID;
+
+-- one row per durable turn; the payload lies in segments/NNNNNNNN.seg (format: buffer/segments.py)
+CREATE TABLE IF NOT EXISTS turns (
+  group_id INTEGER NOT NULL,
+  rollout INTEGER NOT NULL,
+  turn INTEGER NOT NULL,
+  attempt INTEGER NOT NULL,          -- the attempt that generated it
+  engine TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  segment INTEGER NOT NULL,
+  offset_bytes INTEGER NOT NULL,
+  length_bytes INTEGER NOT NULL,
+  num_prompt_tokens INTEGER NOT NULL,
+  num_output_tokens INTEGER NOT NULL,
+  num_observation_tokens INTEGER NOT NULL,
+  version_runs TEXT NOT NULL,        -- JSON: [[lineage, version, num_tokens], ...], covering the output
+  status TEXT NOT NULL,              -- typed status of the call; '' without one
+  received_unix_s REAL NOT NULL,
+  PRIMARY KEY (group_id, rollout, turn)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS turns_segment ON turns (segment, offset_bytes);
+
+-- the batch of a step, durable when taken; its groups are those with groups.step = step
+CREATE TABLE IF NOT EXISTS batches (
+  step INTEGER PRIMARY KEY,
+  taken_unix_s REAL NOT NULL,
+  acked INTEGER NOT NULL,            -- at that moment
+  record BLOB NOT NULL               -- msgpack array of schema.Batch's fields
+);
+
+-- one row per name that ever said HELLO. epoch is one life of the peer and only grows
+CREATE TABLE IF NOT EXISTS peers (
+  name TEXT PRIMARY KEY,
+  role TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  life TEXT NOT NULL,                -- random, made by the peer: a HELLO sent twice is one life
+  hello_unix_s REAL NOT NULL,
+  state TEXT NOT NULL,               -- alive | dead (no heartbeat) | gone (BYE) | failed
+  loaded_lineage INTEGER NOT NULL DEFAULT -1,  -- engines: newest acknowledged version of this epoch
+  loaded_version INTEGER NOT NULL DEFAULT -1
+) WITHOUT ROWID;
+
+-- every acknowledgement of a version by an engine
+CREATE TABLE IF NOT EXISTS acknowledgements (
+  name TEXT NOT NULL, epoch INTEGER NOT NULL, lineage INTEGER NOT NULL, version INTEGER NOT NULL,
+  checksum INTEGER NOT NULL, pause_s REAL NOT NULL, unix_s REAL NOT NULL, acked INTEGER NOT NULL, -- acked afterwards
+  PRIMARY KEY (name, epoch, lineage, version)
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS publications (
+  lineage INTEGER NOT NULL, version INTEGER NOT NULL, unix_s REAL NOT NULL, PRIMARY KEY (lineage, version)
+) WITHOUT ROWID;
+
+-- version = number of steps trained into it. kept = 0: deleted by the learner, batches before it may go
+CREATE TABLE IF NOT EXISTS checkpoints (version INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kept INTEGER NOT NULL);
+
+-- every setting changed while the run went on
+CREATE TABLE IF NOT EXISTS dials (id INTEGER PRIMARY KEY, name TEXT NOT NULL, value REAL NOT NULL, unix_s REAL NOT NULL);
+
+CREATE TABLE IF NOT EXISTS evaluations (
+  phase TEXT PRIMARY KEY,            -- start | end
+  lineage INTEGER NOT NULL, version INTEGER NOT NULL, num_problems INTEGER NOT NULL,
+  started_unix_s REAL NOT NULL, ended_unix_s REAL
+) WITHOUT ROWID;
+"""
+
+
+class IndexFault(Exception):
+    """The index cannot be used; the message names the file, what was found and what to do."""
+
+
+class Index:
+    """One connection to `index.sqlite`; used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(TABLES)
+        except sqlite3.Error as error:
+            raise IndexFault(
+                f"{path} cannot be opened ({error}): restore it from a copy of the run directory, or check it with "
+                f"`sqlite3 {path.name} .recover`"
+            ) from error
+
+    def check(self, run: str) -> bool:
+        """True when the file is new. Refuses one of another run or schema."""
+        meta = self.meta()
+        if not meta:
+            return True
+        if meta.get("schema") != SCHEMA:
+            raise IndexFault(
+                f"{self._path} has schema {meta.get('schema')}, this program writes {SCHEMA}: use the release that "
+                "wrote it, or another run directory"
+            )
+        if meta.get("run") != run:
+            raise IndexFault(
+                f"{self._path} belongs to run {meta.get('run')!r}, not {run!r}: choose another run.directory, or "
+                "resume that run"
+            )
+        return False
+
+    def meta(self) -> dict[str, Any]:
+        return dict(self._db.execute("SELECT key, value FROM meta").fetchall())
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._db.execute(sql, parameters).fetchall()
+
+    def commit(self, statements: Iterable[Statement]) -> None:
+        """Run the statements in one transaction, synced when this returns; consecutive equal ones go as a batch."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            pending: list[tuple[Any, ...]] = []
+            last = ""
+            for sql, parameters in statements:
+                if sql != last and pending:
+                    self._db.executemany(last, pending)
+                    pending = []
+                last = sql
+                pending.append(parameters)
+            if pending:
+                self._db.executemany(last, pending)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def put_meta(key: str, value: int | float | str) -> Statement:
+    return (
+        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (key, value),
+    )
