@@ -1,0 +1,92 @@
+"""The cold start: from nothing, or from a model, to one that uses the tool as its demonstrations do.
+
+Consumes    an SFT recipe, a function that executes code
+Produces    a folder in Hugging Face format: weights, configuration, tokenizer, chat template, ORIGIN
+Waits for   the executor
+Invariant   no demonstration is about a held-out problem
+"""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.chat import Chat, ChatSettings
+from actors.problems import ProblemSettings, ProblemStream
+from launch.demonstrations import Demonstration, DemonstrationSettings, Execute, demonstrate, encode
+from launch.tiny import TinySettings, new_model, train_tokenizer
+from learner.sft import Example, SftProgress, SftSettings, train
+
+
+class ColdStartSettings(BaseModel):
+    """A whole SFT recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: str
+    """Folder of the model that is made."""
+    base: str | None = None
+    """Model to start from; None builds the one that `[tiny]` describes."""
+    num_demonstrations: int = Field(default=16000, ge=1)
+    tiny: TinySettings = TinySettings()
+    demonstrations: DemonstrationSettings = DemonstrationSettings()
+    sft: SftSettings = SftSettings()
+    chat: ChatSettings = ChatSettings()
+    problems: ProblemSettings
+
+
+def read_recipe(path: Path) -> ColdStartSettings:
+    """Reads an SFT recipe (TOML)."""
+    return ColdStartSettings.model_validate(tomllib.loads(path.read_text()))
+
+
+def cold_start(settings: ColdStartSettings, execute: Execute, report: Callable[[SftProgress], None]) -> Path:
+    """Makes demonstrations, trains, saves; returns the folder."""
+    demonstrations = make_demonstrations(settings, execute)
+    if settings.base is None:
+        tokenizer: Any = train_tokenizer(settings.tiny, texts(demonstrations, settings.chat))
+        model = new_model(settings.tiny, tokenizer, settings.sft.seed)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(settings.base)
+        model = AutoModelForCausalLM.from_pretrained(settings.base, dtype="float32")
+    chat = Chat(tokenizer, settings.chat)
+    examples = []
+    for demonstration in demonstrations:
+        ids, ours = encode(chat, demonstration)
+        examples.append(Example(ids=ids, ours=ours))
+    train(model, examples, settings.sft, report)
+    output = Path(settings.output)
+    model.generation_config.eos_token_id = list(chat.stop_ids)
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    return output
+
+
+def make_demonstrations(settings: ColdStartSettings, execute: Execute) -> list[Demonstration]:
+    """The recipe's demonstrations, from problems of the training split."""
+    stream = ProblemStream(settings.problems, settings.sft.seed)
+    return [
+        demonstrate(
+            settings.demonstrations,
+            settings.chat.tool_name,
+            stream.at(index).problem,
+            stream.item_at(index),
+            index,
+            execute,
+        )
+        for index in range(settings.num_demonstrations)
+    ]
+
+
+def texts(demonstrations: list[Demonstration], chat: ChatSettings) -> list[str]:
+    """What a tokenizer for these demonstrations has to encode."""
+    found = []
+    for demonstration in demonstrations:
+        found.append("user\n" + chat.user.replace("{problem}", demonstration.problem))
+        found += [chat.generation_prefix + turn for turn in demonstration.turns]
+        found += [chat.observation_open + text + chat.observation_close for text in demonstration.observations]
+        found.append("assistant\n")
+    return found
