@@ -139,7 +139,9 @@ CREATE TABLE IF NOT EXISTS publications (
 CREATE TABLE IF NOT EXISTS checkpoints (version INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kept INTEGER NOT NULL);
 
 -- every setting changed while the run went on
-CREATE TABLE IF NOT EXISTS dials (id INTEGER PRIMARY KEY, name TEXT NOT NULL, value REAL NOT NULL, unix_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS dials (
+  id INTEGER PRIMARY KEY, name TEXT NOT NULL, value REAL NOT NULL, unix_s REAL NOT NULL
+);
 
 CREATE TABLE IF NOT EXISTS evaluations (
   phase TEXT PRIMARY KEY,            -- start | end
