@@ -29,8 +29,9 @@ TABLES = """
 -- num_rollouts
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
--- one problem and its rollouts. state: open (issued) -> scored (all rollouts closed, waits for RoC) -> kept -> taken;
--- or dropped, with drop_reason; evaluation groups end as scored, those not finished at the goal as unused
+-- one problem and its rollouts. state is that of its ticket (buffer/tickets.py): waiting (issued) -> leased -> finished
+-- (kept by RoC) -> taken (in a batch) -> released; or dropped (with drop_reason), or unused (outstanding at the goal).
+-- Evaluation groups have negative numbers and no ticket: waiting -> leased -> finished
 CREATE TABLE IF NOT EXISTS groups (
   group_id INTEGER PRIMARY KEY,
   kind TEXT NOT NULL,                -- train | eval
@@ -45,8 +46,10 @@ CREATE TABLE IF NOT EXISTS groups (
   issued_unix_s REAL NOT NULL,
   first_leased_unix_s REAL,
   state TEXT NOT NULL,
-  scored_unix_s REAL,                -- its last rollout was closed
+  scored_unix_s REAL,                -- its last rollout was closed; from then on it waits for RoC
   decided_unix_s REAL,               -- RoC kept or dropped it
+  decided_step INTEGER,              -- next step to be taken at that moment: age in flight counts up to it, age in
+                                     -- the queue from it
   drop_reason TEXT NOT NULL DEFAULT '',
   timed_out INTEGER NOT NULL DEFAULT 0,  -- 1: closed by group_timeout_s
   kept TEXT NOT NULL DEFAULT '[]',   -- JSON: rollout numbers kept by RoC, ascending
@@ -55,6 +58,7 @@ CREATE TABLE IF NOT EXISTS groups (
   step INTEGER                       -- the step whose batch holds it
 );
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state);
+CREATE INDEX IF NOT EXISTS groups_step ON groups (step);
 
 -- state: waiting -> leased (-> waiting ...) -> finished | excluded | closed (its group was closed or dropped first).
 -- The columns from reward on are those of schema.Finish
