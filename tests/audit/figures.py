@@ -1,0 +1,144 @@
+"""What a run's records say about it: groups, ages, rewards, tool errors, evaluations, curves.
+
+Consumes    a Run
+Produces    plain dictionaries, ready for JSON
+Waits for   nothing: pure functions
+Invariant   every figure follows from rows and version runs alone; no metric that a role reported is read
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from tests.audit.load import Group, Rollout, Run
+
+FAILED = frozenset(
+    ("error", "exit", "signal", "timeout", "cpu_timeout", "memory", "output_limit", "bad_request", "malformed")
+)
+"""statuses of a call that failed by the model's doing"""
+INFRASTRUCTURE = frozenset(("overloaded", "cancelled", "worker_lost", "internal"))
+"""neither a call nor a failure"""
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """Everything that is recomputed."""
+    train = run.of_kind("train")
+    kept = [group.rollouts[number] for group in run.trained for number in group.kept]
+    return {
+        "run": run.meta.get("run", ""),
+        "seed": run.meta.get("seed"),
+        "max_staleness": run.meta.get("max_staleness"),
+        "learner_steps": run.learner_steps,
+        "groups_issued": len(train),
+        "groups_trained": len(run.trained),
+        "groups_dropped": dict(sorted(Counter(g.drop_reason for g in train if g.state == "dropped").items())),
+        "groups_by_state": dict(sorted(Counter(group.state for group in train).items())),
+        "rollouts_finished": sum(len(group.finished) for group in train),
+        "rollouts_excluded": dict(sorted(Counter(_excluded(train)).items())),
+        "tokens_generated": sum(turn.num_output_tokens for turn in run.turns),
+        "tokens_trained": sum(turn.num_output_tokens for rollout in kept for turn in rollout.turns),
+        "reward_trained_mean": _mean(rollout.reward for rollout in kept),
+        **ages(run),
+        "evaluations": {phase: _evaluation(run, phase) for phase in run.evaluations},
+        "steps": _steps(run),
+        "versions": _versions(train),
+    }
+
+
+def ages(run: Run) -> dict[str, Any]:
+    """Ages of all trained tokens: the step that trains a token minus the version that sampled it."""
+    histogram: Counter[int] = Counter()
+    for group in run.trained:
+        histogram.update(group_ages(group))
+    count = sum(histogram.values())
+    return {
+        "age_mean": sum(age * tokens for age, tokens in histogram.items()) / count if count else 0.0,
+        "age_max": max(histogram, default=0),
+        "age_histogram": {str(age): tokens for age, tokens in sorted(histogram.items())},
+    }
+
+
+def group_ages(group: Group) -> Counter[int]:
+    """Tokens of a taken group's kept rollouts by age."""
+    assert group.step is not None
+    out: Counter[int] = Counter()
+    for number in group.kept:
+        for turn in group.rollouts[number].turns:
+            for _, version, num_tokens in turn.version_runs:
+                out[group.step - version] += num_tokens
+    return out
+
+
+def tool_errors(rollouts: Iterable[Rollout]) -> dict[str, Any]:
+    """Failed calls / calls in correct rollouts; None without a call."""
+    statuses = Counter(status for rollout in rollouts if rollout.reward > 0 for status in rollout.statuses)
+    calls = sum(count for status, count in statuses.items() if status not in INFRASTRUCTURE)
+    failed = sum(count for status, count in statuses.items() if status in FAILED)
+    return {"calls": calls, "failed": failed, "tool_error_in_correct": failed / calls if calls else None}
+
+
+def p_err(rollout: Rollout) -> float:
+    """Failed share of a rollout's calls; one half without a call."""
+    calls = [status for status in rollout.statuses if status not in INFRASTRUCTURE]
+    return sum(status in FAILED for status in calls) / len(calls) if calls else 0.5
+
+
+def p_format(rollout: Rollout) -> float:
+    """1 without a well-formed answer, else surplus answers per assistant turn."""
+    if not rollout.well_formed:
+        return 1.0
+    return min(1.0, (rollout.num_answers - 1) / rollout.num_turns)
+
+
+def _evaluation(run: Run, phase: str) -> dict[str, Any]:
+    groups = [group for group in run.of_kind("eval") if group.phase == phase]
+    finished = [rollout for group in groups for rollout in group.finished]
+    lineage, version, num_problems = run.evaluations[phase]
+    return {
+        "lineage": lineage,
+        "version": version,
+        "problems": num_problems,
+        "finished": len(finished),
+        "excluded": dict(Counter(_excluded(groups))),
+        "accuracy": _mean(float(rollout.reward > 0) for rollout in finished),
+        **tool_errors(finished),
+    }
+
+
+def _steps(run: Run) -> list[dict[str, Any]]:
+    """A row per trained step: what was generated for its groups, and what of it was trained."""
+    by_step: dict[int, list[Group]] = defaultdict(list)
+    for group in run.trained:
+        by_step[group.step or 0].append(group)
+    rows = []
+    for step, groups in sorted(by_step.items()):
+        generated = [rollout for group in groups for rollout in group.finished]
+        kept = [group.rollouts[number] for group in groups for number in group.kept]
+        row = {"step": step, "groups": len(groups), "reward": _mean(r.reward for r in generated)}
+        row |= tool_errors(generated) | {"reward_kept": _mean(r.reward for r in kept)}
+        rows.append(row | {"tool_error_in_correct_kept": tool_errors(kept)["tool_error_in_correct"]})
+    return rows
+
+
+def _versions(groups: Iterable[Group]) -> list[dict[str, Any]]:
+    """A row per version: all finished rollouts it began, dropped groups' among them; the policy as it was."""
+    by_version: dict[int, list[Rollout]] = defaultdict(list)
+    for group in groups:
+        for rollout in group.finished:
+            if rollout.turns and rollout.turns[0].version_runs:
+                by_version[rollout.turns[0].version_runs[0][1]].append(rollout)
+    return [
+        {"version": version, "rollouts": len(some), "reward": _mean(r.reward for r in some), **tool_errors(some)}
+        for version, some in sorted(by_version.items())
+    ]
+
+
+def _excluded(groups: Iterable[Group]) -> list[str]:
+    return [r.excluded_reason for group in groups for r in group.rollouts.values() if r.state == "excluded"]
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    some = list(values)
+    return sum(some) / len(some) if some else None

@@ -1,0 +1,285 @@
+"""A run directory as it lies on disk, read by the documented formats and by nothing of the program that wrote it.
+
+Consumes    RUN/buffer/index.sqlite (tables: buffer/index.py), RUN/buffer/segments/*.seg (format: buffer/segments.py),
+            RUN/recipe.toml and RUN/summary.json where they are
+Produces    Run: its groups, rollouts, turns, batches and the rest as plain records; payload one segment at a time
+Waits for   nothing; the index is read in one transaction, also while the run goes on
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+import tomllib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+FILE_MAGIC = b"RoCseg"
+RECORD_MAGIC = b"RoCr"
+RECORD_HEADER = struct.Struct("<4sIII")
+
+
+@dataclass(kw_only=True, slots=True)
+class Rollout:
+    """A row of `rollouts`, with its turns."""
+
+    group: int
+    number: int
+    state: str
+    excluded_reason: str
+    reward: float
+    verdict: str
+    answer: str
+    well_formed: bool
+    num_answers: int
+    num_turns: int
+    statuses: list[str]
+    num_output_tokens: int
+    num_tokens: int
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
+
+
+@dataclass(kw_only=True, slots=True)
+class Turn:
+    """A row of `turns`."""
+
+    group: int
+    rollout: int
+    number: int
+    attempt: int
+    segment: int
+    offset: int
+    length: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_observation_tokens: int
+    version_runs: list[tuple[int, int, int]]
+    """(lineage, version, num_tokens)"""
+    status: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Group:
+    """A row of `groups`, with its rollouts by number."""
+
+    id: int
+    kind: str
+    phase: str
+    problem_index: int
+    problem_id: str
+    problem: str
+    gold: str
+    num_rollouts: int
+    base: int
+    deadline: int
+    max_staleness: int
+    state: str
+    drop_reason: str
+    timed_out: bool
+    kept: list[int]
+    p_err: list[float]
+    p_format: list[float]
+    step: int | None
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> list[Rollout]:
+        """Scored rollouts, by number."""
+        return [rollout for _, rollout in sorted(self.rollouts.items()) if rollout.finished]
+
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """One turn as its segment holds it."""
+
+    segment: int
+    offset: int
+    length: int
+    body: list[Any]
+    logprobs: npt.NDArray[np.float32]
+    payload_bytes: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """Everything the index says, and what the run claims."""
+
+    directory: Path
+    meta: dict[str, Any]
+    groups: dict[int, Group]
+    turns: list[Turn]
+    batches: dict[int, tuple[int, list[Any]]]
+    """step: (acked when taken, [step, [[group, base, deadline, rollouts, rewards, lengths, output lengths]...]])"""
+    publications: list[tuple[int, int]]
+    """(lineage, version)"""
+    evaluations: dict[str, tuple[int, int, int]]
+    """phase: (lineage, version, num_problems)"""
+    checkpoints: list[tuple[int, bool]]
+    """(version, kept)"""
+    recipe: dict[str, Any]
+    summary: dict[str, Any]
+
+    def of_kind(self, kind: str) -> list[Group]:
+        return [group for group in self.groups.values() if group.kind == kind]
+
+    @property
+    def trained(self) -> list[Group]:
+        """Groups whose step has been trained."""
+        return [group for group in self.groups.values() if group.step is not None and group.step < self.learner_steps]
+
+    @property
+    def learner_steps(self) -> int:
+        """Steps in the newest version that is on record."""
+        versions = [version for _, version in self.publications] + [version for version, _ in self.checkpoints]
+        return max(versions, default=0)
+
+    def segment_path(self, number: int) -> Path:
+        return self.directory / "buffer" / "segments" / f"{number:08d}.seg"
+
+
+def load(directory: Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        FileNotFoundError: it holds no index.
+    """
+    index = directory / "buffer" / "index.sqlite"
+    if not index.is_file():
+        raise FileNotFoundError(f"{index} is not there: give a run directory")
+    db = sqlite3.connect(f"file:{index}?mode=ro", uri=True, isolation_level=None)
+    db.row_factory = sqlite3.Row
+    try:
+        db.execute("BEGIN")
+        groups = {row["group_id"]: _group(row) for row in db.execute("SELECT * FROM groups ORDER BY group_id")}
+        for row in db.execute("SELECT * FROM rollouts ORDER BY group_id, rollout"):
+            groups[row["group_id"]].rollouts[row["rollout"]] = _rollout(row)
+        turns = [_turn(row) for row in db.execute("SELECT * FROM turns ORDER BY group_id, rollout, turn")]
+        for turn in turns:
+            groups[turn.group].rollouts[turn.rollout].turns.append(turn)
+        return Run(
+            directory=directory,
+            meta=dict(tuple(row) for row in db.execute("SELECT key, value FROM meta")),
+            groups=groups,
+            turns=turns,
+            batches={
+                row["step"]: (row["acked"], msgpack.unpackb(row["record"]))
+                for row in db.execute("SELECT * FROM batches")
+            },
+            publications=[
+                tuple(row) for row in db.execute("SELECT lineage, version FROM publications ORDER BY unix_s")
+            ],
+            evaluations={
+                row["phase"]: (row["lineage"], row["version"], row["num_problems"])
+                for row in db.execute("SELECT * FROM evaluations")
+            },
+            checkpoints=[(row["version"], bool(row["kept"])) for row in db.execute("SELECT * FROM checkpoints")],
+            recipe=_read(directory / "recipe.toml", tomllib.loads),
+            summary=_read(directory / "summary.json", json.loads),
+        )
+    finally:
+        db.close()
+
+
+def records(path: Path, number: int) -> Iterator[Record | str]:
+    """Every record of a segment file; a text instead of what can't be read, after which nothing follows."""
+    data = memoryview(path.read_bytes())
+    if bytes(data[: len(FILE_MAGIC)]) != FILE_MAGIC:
+        yield f"{path.name}: starts with {bytes(data[:8])!r}"
+        return
+    offset = len(FILE_MAGIC) + 2
+    while offset < len(data):
+        if offset + RECORD_HEADER.size > len(data):
+            yield f"{path.name} at {offset}: torn header"
+            return
+        magic, crc, num_body, num_payload = RECORD_HEADER.unpack_from(data, offset)
+        start = offset + RECORD_HEADER.size
+        end = start + num_body + num_payload
+        if magic != RECORD_MAGIC or end > len(data) or zlib.crc32(data[offset + 8 : end]) != crc:
+            yield f"{path.name} at {offset}: torn or altered"
+            return
+        body = msgpack.unpackb(data[start : start + num_body])
+        first = start + num_body + 4 * (body[4] + body[5])
+        yield Record(
+            segment=number,
+            offset=offset,
+            length=end - offset,
+            body=body,
+            logprobs=np.frombuffer(data, "<f4", body[6], first),
+            payload_bytes=num_payload,
+        )
+        offset = end
+
+
+def _read(path: Path, parse: Any) -> dict[str, Any]:
+    return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _group(row: sqlite3.Row) -> Group:
+    problem = msgpack.unpackb(row["problem"])
+    return Group(
+        id=row["group_id"],
+        kind=row["kind"],
+        phase=row["phase"],
+        problem_index=row["problem_index"],
+        problem_id=row["problem_id"],
+        problem=problem[1],
+        gold=problem[2],
+        num_rollouts=row["num_rollouts"],
+        base=row["base_version"],
+        deadline=row["deadline_step"],
+        max_staleness=row["max_staleness"],
+        state=row["state"],
+        drop_reason=row["drop_reason"],
+        timed_out=bool(row["timed_out"]),
+        kept=json.loads(row["kept"]),
+        p_err=json.loads(row["p_err"]),
+        p_format=json.loads(row["p_format"]),
+        step=row["step"],
+    )
+
+
+def _rollout(row: sqlite3.Row) -> Rollout:
+    return Rollout(
+        group=row["group_id"],
+        number=row["rollout"],
+        state=row["state"],
+        excluded_reason=row["excluded_reason"],
+        reward=row["reward"] or 0.0,
+        verdict=row["verdict"] or "",
+        answer=row["answer"] or "",
+        well_formed=bool(row["well_formed"]),
+        num_answers=row["num_answers"] or 0,
+        num_turns=row["num_turns"] or 0,
+        statuses=json.loads(row["statuses"] or "[]"),
+        num_output_tokens=row["num_output_tokens"] or 0,
+        num_tokens=row["num_tokens"] or 0,
+    )
+
+
+def _turn(row: sqlite3.Row) -> Turn:
+    return Turn(
+        group=row["group_id"],
+        rollout=row["rollout"],
+        number=row["turn"],
+        attempt=row["attempt"],
+        segment=row["segment"],
+        offset=row["offset_bytes"],
+        length=row["length_bytes"],
+        num_prompt_tokens=row["num_prompt_tokens"],
+        num_output_tokens=row["num_output_tokens"],
+        num_observation_tokens=row["num_observation_tokens"],
+        version_runs=[tuple(run) for run in json.loads(row["version_runs"])],
+        status=row["status"],
+    )
