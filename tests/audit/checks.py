@@ -33,7 +33,10 @@ def batches(run: Run) -> Iterator[str]:
             yield f"batch of step {step}: taken when version {acked} was acknowledged already"
         for number, base, deadline, rollouts, rewards, lengths, output_lengths in groups:
             seen[number] += 1
-            group = run.groups[number]
+            group = run.groups.get(number)
+            if group is None or set(rollouts) - set(group.rollouts):
+                yield f"batch of step {step}: group {number} or one of its rollouts {rollouts} has no row"
+                continue
             rows = [group.rollouts[rollout] for rollout in rollouts]
             record = (step, base, deadline, list(rollouts), list(rewards), list(lengths), list(output_lengths))
             truth = (group.step, group.base, group.deadline, group.kept, [r.reward for r in rows])

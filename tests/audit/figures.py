@@ -25,7 +25,7 @@ INFRASTRUCTURE = frozenset(("overloaded", "cancelled", "worker_lost", "internal"
 def figures(run: Run) -> dict[str, Any]:
     """Everything that is recomputed."""
     train = run.of_kind("train")
-    kept = [group.rollouts[number] for group in run.trained for number in group.kept]
+    kept = [rollout for group in run.trained for rollout in group.kept_rollouts]
     return {
         "run": run.meta.get("run", ""),
         "seed": run.meta.get("seed"),
@@ -64,8 +64,8 @@ def group_ages(group: Group) -> Counter[int]:
     """Tokens of a taken group's kept rollouts by age."""
     assert group.step is not None
     out: Counter[int] = Counter()
-    for number in group.kept:
-        for turn in group.rollouts[number].turns:
+    for rollout in group.kept_rollouts:
+        for turn in rollout.turns:
             for _, version, num_tokens in turn.version_runs:
                 out[group.step - version] += num_tokens
     return out
@@ -115,7 +115,7 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     rows = []
     for step, groups in sorted(by_step.items()):
         generated = [rollout for group in groups for rollout in group.finished]
-        kept = [group.rollouts[number] for group in groups for number in group.kept]
+        kept = [rollout for group in groups for rollout in group.kept_rollouts]
         row = {"step": step, "groups": len(groups), "reward": _mean(r.reward for r in generated)}
         row |= tool_errors(generated) | {"reward_kept": _mean(r.reward for r in kept)}
         rows.append(row | {"tool_error_in_correct_kept": tool_errors(kept)["tool_error_in_correct"]})

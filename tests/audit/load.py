@@ -99,6 +99,11 @@ class Group:
         """Scored rollouts, by number."""
         return [rollout for _, rollout in sorted(self.rollouts.items()) if rollout.finished]
 
+    @property
+    def kept_rollouts(self) -> list[Rollout]:
+        """Those of `kept` that there are (that all are is a check of its own)."""
+        return [self.rollouts[number] for number in self.kept if number in self.rollouts]
+
 
 @dataclass(kw_only=True, slots=True)
 class Record:
