@@ -115,7 +115,7 @@ def _with_table(message: str, where: str, model: type[BaseModel]) -> str:
 
 
 def _nearest(where: str, model: type[BaseModel]) -> str:
-    """" (did you mean x.y?)", or what the table holds; the same key in another table counts as near."""
+    """ " (did you mean x.y?)", or what the table holds; the same key in another table counts as near."""
     table, _, key = where.rpartition(".")
     known = list(dials(model))
     tables = sorted({name.split(".")[0] for name in known})

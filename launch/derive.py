@@ -104,7 +104,10 @@ def derive(recipe: Recipe, shape: Shape) -> Derived:
         rollouts_per_step=step.groups_per_step * recipe.num_rollouts,
         trajectories_per_step=kept,
         tokens_per_step_max=kept * rollout.max_length,
-        disk_bytes_per_step_max=step.groups_per_step * recipe.num_rollouts * rollout.max_length * RECORD_BYTES_PER_TOKEN,
+        disk_bytes_per_step_max=step.groups_per_step
+        * recipe.num_rollouts
+        * rollout.max_length
+        * RECORD_BYTES_PER_TOKEN,
         kv_tokens_per_engine=kv_tokens,
         full_length_rollouts_per_engine=None if kv_tokens is None else kv_tokens // rollout.max_length,
         engine_weight_bytes=shape.num_parameters * BYTES[rollout.dtype] // rollout.tensor_parallel,

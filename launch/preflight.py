@@ -13,6 +13,7 @@ import os
 import socket
 from pathlib import Path
 
+from actors.problems import ProblemError, ProblemStream
 from launch.config import ConfigError
 from launch.derive import Shape, derive, read_shape
 from launch.tree import Recipe
@@ -51,7 +52,10 @@ def check_directory(recipe: Recipe, *, resume: bool) -> None:
 
 def check_ports(recipe: Recipe) -> None:
     """A fixed port must be free."""
-    for field, port in (("buffer.port", recipe.buffer.port), ("metrics.prometheus_port", recipe.metrics.prometheus_port)):
+    for field, port in (
+        ("buffer.port", recipe.buffer.port),
+        ("metrics.prometheus_port", recipe.metrics.prometheus_port),
+    ):
         if port == 0:
             continue
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -122,11 +126,11 @@ def check_chat(recipe: Recipe) -> None:
         )
 
 
-def check_problems(recipe: Recipe) -> None:
+def check_problems(recipe: Recipe) -> ProblemStream:
     """The source can be read, and has problems to train on beside the held-out ones."""
-    from actors.problems import ProblemError, ProblemStream
-
     try:
-        ProblemStream(recipe.problems, recipe.run.seed).at(0)
+        stream = ProblemStream(recipe.problems, recipe.run.seed)
+        stream.at(0)
     except (ProblemError, IndexError) as error:
         raise ConfigError(str(error)) from error
+    return stream

@@ -1,0 +1,5 @@
+"""`python -m launch`: the same as `rocstar`."""
+
+from launch.cli import main
+
+main()

@@ -1,0 +1,149 @@
+"""The `rocstar` command.
+
+Consumes    arguments
+Produces    an exit code: 0 goal reached, 1 failure, 2 usage or configuration, 75 interrupted and resumable
+Waits for   the run that it starts
+Invariant   a mistake of the user's is told within a second or two: torch, vLLM and Ray are imported behind the checks
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launch.config import ConfigError, load, parse, read_toml, to_toml
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 75
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Asynchronous GRPO-RoC. Exit codes: 0 goal reached, 1 failure, 2 usage or configuration, 75 interrupted.",
+)
+RecipePath = Annotated[Path, typer.Argument(help="Recipe: a TOML file.", metavar="RECIPE")]
+RunDirectory = Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, over the recipe; repeatable.")]
+Address = Annotated[str, typer.Option(help="Ray cluster to join, HOST:PORT; without it one is started here.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would happen, and what follows from it; do nothing.")
+]
+
+
+@app.command()
+def run(recipe: RecipePath, overrides: Overrides = None, address: Address = "", dry_run: DryRun = False) -> None:
+    """Trains: starts every role, waits for the goal, writes summary.json."""
+    from launch import preflight
+
+    tree = load(recipe, overrides or ())
+    shape = preflight.check(tree)
+    if dry_run:
+        from launch.derive import derive, lines
+
+        typer.echo(to_toml(tree))
+        typer.echo("# what follows\n" + "\n".join(f"# {line}" for line in lines(derive(tree, shape))))
+        return
+    from launch.driver import drive
+
+    raise typer.Exit(drive(tree, address=address))
+
+
+@app.command()
+def resume(directory: RunDirectory, overrides: Overrides = None, address: Address = "") -> None:
+    """Goes on with a run that was interrupted or has failed."""
+    from launch import preflight
+
+    tree = parse(
+        _stored(directory), [f"run.directory={json.dumps(str(directory))}", *(overrides or ())], str(directory)
+    )
+    preflight.check(tree, resume=True)
+    from launch.driver import drive
+
+    raise typer.Exit(drive(tree, address=address))
+
+
+@app.command()
+def status(directory: RunDirectory) -> None:
+    """What a run holds, from its files."""
+    from launch.status import describe
+
+    _stored(directory)
+    typer.echo("\n".join(describe(directory)))
+
+
+@app.command()
+def sft(
+    recipe: RecipePath,
+    output: Annotated[Path | None, typer.Option(help="Folder of the model, over the recipe's own.")] = None,
+) -> None:
+    """Makes the model that training starts from: demonstrations, then supervised fine-tuning."""
+    from launch.sft import fine_tune
+
+    fine_tune(recipe, output)
+
+
+@app.command()
+def data(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    count: Annotated[int, typer.Option(min=1, help="How many to print.")] = 5,
+    heldout: Annotated[bool, typer.Option("--heldout", help="The held-out ones.")] = False,
+) -> None:
+    """Prints a recipe's problems as JSON lines, in the order of training."""
+    from dataclasses import asdict
+
+    from launch.preflight import check_problems
+
+    tree = load(recipe, overrides or ())
+    stream = check_problems(tree)
+    limit = len(stream.heldout) if heldout else stream.num_problems
+    for index in range(count if limit is None else min(count, limit)):
+        problem = stream.heldout[index] if heldout else stream.at(index)
+        typer.echo(json.dumps(asdict(problem), ensure_ascii=False))
+
+
+@app.command(context_settings={"help_option_names": ["--help"]})
+def node(
+    role: Annotated[str, typer.Argument(help="head, buffer, sandbox, rollout or learner.")],
+    address: Annotated[str, typer.Option(help="HOST:PORT of the head; the head itself: the port it listens at.")] = "",
+    count: Annotated[int, typer.Option(min=1, help="How many of the role this node offers.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or rocm.")] = "auto",
+    token: Annotated[Path | None, typer.Option(help="File with the cluster's token; the head makes it.")] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Joins this host to the Ray cluster, offering one role's resource, until it is ended."""
+    from launch.node import Node, serve
+
+    raise typer.Exit(serve(Node.of(role, address=address, count=count, device=device, token=token), dry_run=dry_run))
+
+
+@app.command()
+def doctor() -> None:
+    """Checks that this host can run RoCstar."""
+    from launch.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        typer.echo(f"{'ok  ' if finding.good else 'FAIL'} {finding.what}: {finding.says}")
+    raise typer.Exit(0 if all(finding.good for finding in findings) else EXIT_FAILED)
+
+
+def _stored(directory: Path) -> dict[str, object]:
+    """The recipe that a run was started with."""
+    if not (directory / "recipe.toml").is_file():
+        raise ConfigError(f"{directory}: holds no run (no recipe.toml)")
+    return read_toml(directory / "recipe.toml")
+
+
+def main() -> None:
+    """Entry point: a `ConfigError` becomes its lines and exit code 2."""
+    try:
+        app()
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            print(f"rocstar: {line}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)

@@ -1,0 +1,164 @@
+"""The Ray cluster: environment, what each role needs of it, starting one here or joining one.
+
+Consumes    a recipe, the address of a cluster or none
+Produces    a connected Ray, or `ConfigError`/`TimeoutError` that say which roles' resources are missing
+Waits for   nodes that offer the recipe's roles
+Unblocked by  `launch/ROLE.sh` on those nodes
+Invariant   no trajectory and no weight goes through Ray: its object store is as small as it may be
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.config import ConfigError
+from launch.tree import Recipe
+
+NODE_RESOURCES: dict[str, tuple[str, ...]] = {
+    "head": (),
+    "buffer": ("buffer", "filter"),
+    "sandbox": ("sandbox",),
+    "rollout": ("rollout",),
+    "learner": ("learner",),
+}
+"""What a node of each kind offers. The RoC filter holds nothing and sits beside the buffer."""
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Ray refuses less than 75 MiB."""
+POLL_S = 0.5
+
+RAY = {
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AUTH_MODE": "token",
+    "SPT_NOENV": "1",  # keeps the environment of renamed processes readable, which is how the warden knows them
+}
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Keeps a Ray of one node on 127.0.0.1; with it no node can join, so nodes of a cluster do without."""
+
+
+def needed(recipe: Recipe) -> dict[str, int]:
+    """How many of each role's resource a run takes."""
+    return {
+        "buffer": 1,
+        "filter": 1,
+        "sandbox": recipe.sandbox.nodes,
+        "rollout": recipe.rollout.engines,
+        "learner": recipe.learner.ranks,
+    }
+
+
+def default_token() -> Path:
+    """Where the head keeps the cluster's token, and nodes look for it."""
+    return Path.home() / ".rocstar" / "token"
+
+
+def make_token(path: Path) -> Path:
+    """A token file that only its owner reads; one that is there is kept."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def detect_device() -> str:
+    """This host's accelerators by their device files, without importing torch."""
+    if os.path.exists("/dev/kfd"):
+        return "rocm"
+    return "cuda" if os.path.exists("/dev/nvidia0") else "cpu"
+
+
+def refuse_two_masks(environ: Mapping[str, str]) -> None:
+    """One voice says which accelerators are seen; with two, Ray and vLLM refuse to start in the middle of a run."""
+    if "ROCR_VISIBLE_DEVICES" in environ:
+        raise ConfigError(
+            f"ROCR_VISIBLE_DEVICES = {environ['ROCR_VISIBLE_DEVICES']} is set: Ray chooses accelerators by "
+            "HIP_VISIBLE_DEVICES, and both at once refuse to work; unset ROCR_VISIBLE_DEVICES"
+        )
+    hip, cuda = environ.get("HIP_VISIBLE_DEVICES"), environ.get("CUDA_VISIBLE_DEVICES")
+    if hip is not None and cuda is not None and hip != cuda:
+        raise ConfigError(
+            f"HIP_VISIBLE_DEVICES = {hip} and CUDA_VISIBLE_DEVICES = {cuda} disagree: unset CUDA_VISIBLE_DEVICES"
+        )
+
+
+def connect(recipe: Recipe, *, address: str, namespace: str, directory: Path) -> None:
+    """Joins the cluster at `address`, or starts one of this host alone."""
+    refuse_two_masks(os.environ)
+    environment = dict(RAY)
+    options: dict[str, Any] = {}
+    if address:
+        environment["RAY_AUTH_TOKEN_PATH"] = os.environ.get("RAY_AUTH_TOKEN_PATH", str(default_token()))
+        if not Path(environment["RAY_AUTH_TOKEN_PATH"]).is_file():
+            raise ConfigError(
+                f"the cluster's token {environment['RAY_AUTH_TOKEN_PATH']} is not here: copy the head's, or name it in "
+                "RAY_AUTH_TOKEN_PATH"
+            )
+        options["address"] = address
+    else:
+        environment |= ALONE
+        environment["RAY_AUTH_TOKEN_PATH"] = str(make_token(directory / "keys" / "ray-token"))
+        resources = {name: float(count) for name, count in needed(recipe).items()}
+        options |= {
+            "num_cpus": 1,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "resources": resources,
+        }
+    os.environ.update(environment)
+    os.environ.pop("RAY_ADDRESS", None)
+    import ray
+
+    try:
+        ray.init(namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False, **options)
+    except (ConnectionError, RuntimeError) as error:
+        raise ConfigError(f"Ray at {address or 'this host'}: {error}") from error
+
+
+def wait_for_roles(recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Returns when the cluster has free what the recipe's roles take.
+
+    Raises:
+        TimeoutError: run.start_timeout_s are over; the message says what is missing.
+    """
+    end_s, said = time.monotonic() + recipe.run.start_timeout_s, ""
+    while missing := _missing(recipe):
+        words = ", ".join(f"{count} {role} (bash launch/{role}.sh)" for role, count in missing.items())
+        if words != said:
+            say(f"waiting for nodes: {words}")
+            said = words
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"after run.start_timeout_s = {recipe.run.start_timeout_s:g} still missing: {words}")
+        time.sleep(POLL_S)
+
+
+def _missing(recipe: Recipe) -> dict[str, int]:
+    import ray
+
+    free = ray.available_resources()
+    short = {role: count - int(free.get(role, 0)) for role, count in needed(recipe).items()}
+    merged: dict[str, int] = {}
+    for role, count in short.items():
+        if count > 0:
+            owner = next(node for node, offers in NODE_RESOURCES.items() if role in offers)
+            merged[owner] = max(merged.get(owner, 0), count)
+    return merged
+
+
+def one_host() -> bool:
+    """All nodes are on this host, so that every role may listen on loopback."""
+    import ray
+
+    return len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) <= 1
