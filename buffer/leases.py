@@ -162,7 +162,7 @@ class Leases:
         return self.is_complete(group)
 
     def excluded(self, group: int, rollout: int, attempt: int, engine: str, epoch: int) -> bool:
-        """The rollout can't be finished, for reasons that are not the model's. Returns whether the group is complete."""
+        """The rollout can't be finished, and not by the model's fault. Returns whether the group is complete."""
         self._held(group, rollout, attempt, engine, epoch).hold = "excluded"
         return self.is_complete(group)
 

@@ -3,7 +3,7 @@
 Consumes    the outstanding tickets (issued, neither taken nor dropped)
 Produces    the P tickets of a step, or None
 Waits for   every outstanding group whose deadline is the step; P finished groups that may go together
-Invariant   if for every d at most (d - k + 1) * P outstanding groups have a deadline <= d, it holds for k + 1 afterwards
+Invariant   if for every d at most (d - k + 1) * P outstanding groups have a deadline <= d, so it is for k + 1
 
 Example, P = 2, step 4, finished in brackets, written group:deadline
     [7:5] 8:5 9:5 [10:6]    no group is due at 4; 7 goes first. If 10 went second, 8 and 9 would be left for step 5's
