@@ -29,7 +29,7 @@ PROBLEM_MARK, TURN_MARK, OBSERVATION_MARK = "PROBLEM8a1f", "TURN8a1f", "OBSERVAT
 class ChatSettings(BaseModel):
     """The `[chat]` table of a recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     system: str = ""
     """System message; empty sends none. `{tool}` is the tool's name."""

@@ -9,12 +9,15 @@ Invariant   `at(index)` depends on settings, seed and index alone, so a position
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from buffer.schema import Problem
+
+__all__ = ["FamilySettings", "Problem", "ProblemError", "ProblemSettings", "ProblemStream", "draw"]
 
 MAX_REDRAWS = 1000
 """Draws for one index before a family counts as having no text outside the held-out ones."""
@@ -24,26 +27,10 @@ class ProblemError(ValueError):
     """A source that cannot be read, or cannot give what the settings ask of it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """One problem, e.g. `Problem(id="gcd-1-7", problem="... of these numbers: 98, 58", answer="2", source="gcd")`."""
-
-    id: str
-    """Unique in its source."""
-    problem: str
-    """What the model reads; train and held-out are kept apart by it."""
-    answer: str
-    """What the final answer is graded against."""
-    source: str = ""
-    """Family, file or data set."""
-    level: str = ""
-    """Difficulty as the source states it; empty where it states none."""
-
-
 class FamilySettings(BaseModel):
     """One reasoning-gym family, e.g. `{name = "products", options = {max_digits = 2}}`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -55,7 +42,7 @@ class FamilySettings(BaseModel):
 class ProblemSettings(BaseModel):
     """The `[problems]` table of a recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     source: Literal["reasoning_gym", "jsonl", "parquet", "huggingface"] = "reasoning_gym"
     families: tuple[FamilySettings, ...] = ()

@@ -24,7 +24,7 @@ from learner.sft import Example, SftProgress, SftSettings, train
 class ColdStartSettings(BaseModel):
     """A whole SFT recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     output: str
     """Folder of the model that is made."""

@@ -27,7 +27,7 @@ Execute = Callable[[str], str]
 class DemonstrationSettings(BaseModel):
     """The `[demonstrations]` table of an SFT recipe; what the two shares leave are right calls at once."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     guess_share: float = Field(default=0.6, ge=0, le=1)
     """Answers without a call, wrong."""

@@ -54,7 +54,7 @@ STYLES: dict[str, dict[str, Any]] = {
 class TinySettings(BaseModel):
     """The `[tiny]` table of an SFT recipe; the defaults are 0.85 million parameters."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     style: Literal["qwen3", "llama"] = "qwen3"
     """Architecture and the chat template that goes with it."""

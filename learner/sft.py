@@ -25,7 +25,7 @@ BATCHES_PER_POOL = 16
 class SftSettings(BaseModel):
     """The `[sft]` table of a recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     steps: int = Field(default=1000, ge=1)
     batch_size: int = Field(default=32, ge=1)
