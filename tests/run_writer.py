@@ -19,8 +19,8 @@ from buffer.schema import Batch, BatchGroup, Turn, VersionRun
 from buffer.segments import Place, Segments, record_bytes
 
 GROUP = """INSERT INTO groups (group_id, kind, phase, problem_index, problem_id, problem, num_rollouts, base_version,
-    deadline_step, max_staleness, issued_unix_s, state, drop_reason, kept, p_err, p_format, step)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?)"""
+    deadline_step, max_staleness, issued_unix_s, state, drop_reason, kept, p_err, p_format, step, decided_step)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?)"""
 ROLLOUT = """INSERT INTO rollouts (group_id, rollout, state, attempt, reward, verdict, answer, well_formed, num_answers,
     num_turns, statuses, num_output_tokens, num_tokens, end)
     VALUES (?, ?, 'finished', 1, ?, ?, ?, 1, 1, 2, ?, 5, 11, 'answer')"""
@@ -45,13 +45,13 @@ class Writer:
         statuses = ["ok" if at % 2 else "error" for at in range(len(rights))]
         train = kind == "train"
         problem = msgpack.packb([f"{kind}-{number}", f"{kind} {number} + 1 = ?", str(number + 1), "", ""])
-        row = {"state": "scored", "drop_reason": "", "kept": [], "step": None} | fields
+        row = {"state": "finished", "drop_reason": "", "kept": [], "step": None} | fields
         position, base = number if train else number % 10, versions[0]
         values = (number, kind, phase, position, f"{kind}-{number}", problem, len(rights), base)
         values += (base + 1, 1) if train else (-1, 0)
         values += (row["state"], row["drop_reason"], json.dumps(row["kept"]))
         values += (json.dumps([float(status == "error") for status in statuses]), json.dumps([0.0] * len(rights)))
-        self.statements.append((GROUP, (*values, row["step"])))
+        self.statements.append((GROUP, (*values, row["step"], base)))
         for rollout, right in enumerate(rights):
             self.rollout(number, rollout, right == "1", statuses[rollout], versions)
 
@@ -113,10 +113,10 @@ def write_run(directory: Path, mode: str = "paper", seed: int = 1) -> None:
         for problem in (1000, 1001):
             number = problem + 10 * version
             writer.group(number, "eval", phase, (version, version), "1" if problem == 1001 else rights)
-    writer.group(0, "train", "", (0, 0), "1100", state="taken", kept=[1, 2], step=0)
-    writer.group(1, "train", "", (0, 1), "1010", state="taken", kept=[0, 3], step=1)
+    writer.group(0, "train", "", (0, 0), "1100", state="released", kept=[1, 2], step=0)
+    writer.group(1, "train", "", (0, 1), "1010", state="released", kept=[0, 3], step=1)
     writer.group(2, "train", "", (1, 1), "1111", state="dropped", drop_reason="all_right")
-    writer.group(3, "train", "", (1, 2), "0111", state="taken", kept=[0, 3], step=2)
+    writer.group(3, "train", "", (1, 2), "0111", state="released", kept=[0, 3], step=2)
     writer.take(0, 0, 0, (1, 2), (1.0, 0.0))
     writer.take(1, 1, 0, (0, 3), (1.0, 0.0))
     writer.take(2, 3, 1, (0, 3), (0.0, 1.0))

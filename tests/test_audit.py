@@ -55,6 +55,7 @@ def test_a_sound_run_is_found_sound_and_its_figures_are_those_worked_out_by_hand
     report = audit(changed(sound, tmp_path))
     assert list(report.lines()) == []
     assert report.figures["age_histogram"] == {"0": 18, "1": 12}
+    assert report.figures["age_in_queue_mean"] == pytest.approx(20 / 30)
     assert [row["version"] for row in report.figures["versions"]] == [0, 1]
     assert report.figures["versions"][0]["tool_error_in_correct"] == 3 / 4
 

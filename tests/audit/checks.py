@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.audit.figures import FAILED, INFRASTRUCTURE, group_ages, p_err, p_format
-from tests.audit.load import Group, Record, Rollout, Run, Turn, records
+from tests.audit.load import OUTSTANDING, Group, Rollout, Run, Turn
+from tests.audit.segments import Record, records
 
 INTEGER = re.compile(r"-?\d+")
 KNOWN = FAILED | INFRASTRUCTURE | {"ok", "session_lost"}
@@ -40,7 +41,7 @@ def batches(run: Run) -> Iterator[str]:
             rows = [group.rollouts[rollout] for rollout in rollouts]
             record = (step, base, deadline, list(rollouts), list(rewards), list(lengths), list(output_lengths))
             truth = (group.step, group.base, group.deadline, group.kept, [r.reward for r in rows])
-            truth += ([r.num_tokens for r in rows], [r.num_output_tokens for r in rows])
+            truth += ([r.length for r in rows], [r.num_output_tokens for r in rows])
             if record != truth:
                 yield f"batch of step {step}, group {number}: its record says {record}, the rows say {truth}"
     for number, count in seen.items():
@@ -60,7 +61,7 @@ def staleness(run: Run) -> Iterator[str]:
     for group in run.of_kind("train"):
         if group.deadline != group.base + group.max_staleness:
             yield f"group {group.id}: base {group.base}, deadline {group.deadline}, S at issue {group.max_staleness}"
-        if group.step is None and group.state in ("open", "scored", "kept") and group.deadline < len(run.batches):
+        if group.step is None and group.state in OUTSTANDING and group.deadline < len(run.batches):
             yield f"group {group.id}: outstanding with deadline {group.deadline}, next step is {len(run.batches)}"
         for rollout in group.rollouts.values():
             for turn in rollout.turns:
@@ -115,7 +116,7 @@ def selection(run: Run) -> Iterator[str]:
             yield f"group {group.id}: dropped as all right, {rights} of {len(finished)} are"
         if group.drop_reason == "all_wrong" and rights:
             yield f"group {group.id}: dropped as all wrong, {rights} of {len(finished)} are right"
-        if group.state in ("kept", "taken") or group.step is not None:
+        if group.state == "finished" or group.step is not None:
             if group.kept != sorted(set(group.kept) & set(finished)):
                 yield f"group {group.id}: kept {group.kept}, finished are {sorted(finished)}"
                 continue
@@ -163,11 +164,13 @@ def _score(group: Group, rollout: Rollout) -> Iterator[str]:
     name = f"rollout {group.id}.{rollout.number}"
     turns = rollout.turns
     outputs = sum(turn.num_output_tokens for turn in turns)
-    tokens = outputs + sum(turn.num_prompt_tokens + turn.num_observation_tokens for turn in turns)
+    observed = turns[-1].num_observation_tokens if turns else 0
     statuses = [turn.status for turn in turns if turn.status]
-    said = (rollout.num_turns, rollout.num_output_tokens, rollout.num_tokens, rollout.statuses)
-    if said != (len(turns), outputs, tokens, statuses):
-        yield f"{name}: its score says {said}, its turns say {(len(turns), outputs, tokens, statuses)}"
+    said, true = (rollout.num_turns, rollout.num_output_tokens, rollout.statuses), (len(turns), outputs, statuses)
+    if said != true:
+        yield f"{name}: its score says {said}, its turns say {true}"
+    if rollout.num_tokens not in (rollout.length, rollout.length + observed):
+        yield f"{name}: its score says {rollout.num_tokens} tokens, its turns say {rollout.length}"
     if set(rollout.statuses) - KNOWN:
         yield f"{name}: unknown statuses {sorted(set(rollout.statuses) - KNOWN)}"
     if rollout.reward not in (0.0, 1.0) or (rollout.reward > 0) != (rollout.verdict == "right"):
@@ -218,7 +221,7 @@ def _needed(run: Run, segment: int, turns: object) -> Iterator[str]:
         group = run.groups[turn.group]
         if group.step is not None and turn.rollout in group.kept and group.step >= oldest:
             yield f"{_name(turn)}: segment {segment} is gone; step {group.step} is not in checkpoint {oldest}"
-        if group.state in ("open", "scored", "kept"):
+        if group.kind == "train" and group.state in OUTSTANDING:
             yield f"{_name(turn)}: segment {segment} is gone, its group is {group.state}"
 
 

@@ -48,13 +48,23 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def ages(run: Run) -> dict[str, Any]:
-    """Ages of all trained tokens: the step that trains a token minus the version that sampled it."""
+    """Ages of all trained tokens: the step that trains a token minus the version that sampled it.
+
+    In the queue: from the step that was next when RoC decided. In flight: before that.
+    """
     histogram: Counter[int] = Counter()
+    queued = 0
     for group in run.trained:
-        histogram.update(group_ages(group))
-    count = sum(histogram.values())
+        some = group_ages(group)
+        histogram.update(some)
+        if group.step is not None and group.decided_step is not None:
+            queued += (group.step - group.decided_step) * sum(some.values())
+    count = max(1, sum(histogram.values()))
+    mean = sum(age * tokens for age, tokens in histogram.items()) / count
     return {
-        "age_mean": sum(age * tokens for age, tokens in histogram.items()) / count if count else 0.0,
+        "age_mean": mean,
+        "age_in_queue_mean": queued / count,
+        "age_in_flight_mean": mean - queued / count,
         "age_max": max(histogram, default=0),
         "age_histogram": {str(age): tokens for age, tokens in sorted(histogram.items())},
     }

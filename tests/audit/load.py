@@ -1,8 +1,7 @@
 """A run directory as it lies on disk, read by the documented formats and by nothing of the program that wrote it.
 
-Consumes    RUN/buffer/index.sqlite (tables: buffer/index.py), RUN/buffer/segments/*.seg (format: buffer/segments.py),
-            RUN/recipe.toml and RUN/summary.json where they are
-Produces    Run: its groups, rollouts, turns, batches and the rest as plain records; payload one segment at a time
+Consumes    RUN/buffer/index.sqlite (tables: buffer/index.py), RUN/recipe.toml and RUN/summary.json where they are
+Produces    Run: its groups, rollouts, turns, batches and the rest as plain records
 Waits for   nothing; the index is read in one transaction, also while the run goes on
 """
 
@@ -10,21 +9,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import struct
 import tomllib
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import numpy as np
-import numpy.typing as npt
 
-FILE_MAGIC = b"RoCseg"
-RECORD_MAGIC = b"RoCr"
-RECORD_HEADER = struct.Struct("<4sIII")
+OUTSTANDING = ("waiting", "leased", "finished")
+"""states of a training group that is neither taken, dropped nor unused"""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,6 +42,12 @@ class Rollout:
     @property
     def finished(self) -> bool:
         return self.state == "finished"
+
+    @property
+    def length(self) -> int:
+        """Tokens of the trajectory: without what was observed after the last output."""
+        observed = sum(turn.num_observation_tokens for turn in self.turns[:-1])
+        return observed + sum(turn.num_prompt_tokens + turn.num_output_tokens for turn in self.turns)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,6 +90,7 @@ class Group:
     kept: list[int]
     p_err: list[float]
     p_format: list[float]
+    decided_step: int | None
     step: int | None
     rollouts: dict[int, Rollout] = field(default_factory=dict)
 
@@ -103,18 +103,6 @@ class Group:
     def kept_rollouts(self) -> list[Rollout]:
         """Those of `kept` that there are (that all are is a check of its own)."""
         return [self.rollouts[number] for number in self.kept if number in self.rollouts]
-
-
-@dataclass(kw_only=True, slots=True)
-class Record:
-    """One turn as its segment holds it."""
-
-    segment: int
-    offset: int
-    length: int
-    body: list[Any]
-    logprobs: npt.NDArray[np.float32]
-    payload_bytes: int
 
 
 @dataclass(kw_only=True, slots=True)
@@ -197,36 +185,6 @@ def load(directory: Path) -> Run:
         db.close()
 
 
-def records(path: Path, number: int) -> Iterator[Record | str]:
-    """Every record of a segment file; a text instead of what can't be read, after which nothing follows."""
-    data = memoryview(path.read_bytes())
-    if bytes(data[: len(FILE_MAGIC)]) != FILE_MAGIC:
-        yield f"{path.name}: starts with {bytes(data[:8])!r}"
-        return
-    offset = len(FILE_MAGIC) + 2
-    while offset < len(data):
-        if offset + RECORD_HEADER.size > len(data):
-            yield f"{path.name} at {offset}: torn header"
-            return
-        magic, crc, num_body, num_payload = RECORD_HEADER.unpack_from(data, offset)
-        start = offset + RECORD_HEADER.size
-        end = start + num_body + num_payload
-        if magic != RECORD_MAGIC or end > len(data) or zlib.crc32(data[offset + 8 : end]) != crc:
-            yield f"{path.name} at {offset}: torn or altered"
-            return
-        body = msgpack.unpackb(data[start : start + num_body])
-        first = start + num_body + 4 * (body[4] + body[5])
-        yield Record(
-            segment=number,
-            offset=offset,
-            length=end - offset,
-            body=body,
-            logprobs=np.frombuffer(data, "<f4", body[6], first),
-            payload_bytes=num_payload,
-        )
-        offset = end
-
-
 def _read(path: Path, parse: Any) -> dict[str, Any]:
     return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
@@ -251,6 +209,7 @@ def _group(row: sqlite3.Row) -> Group:
         kept=json.loads(row["kept"]),
         p_err=json.loads(row["p_err"]),
         p_format=json.loads(row["p_format"]),
+        decided_step=row["decided_step"],
         step=row["step"],
     )
 
