@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from launch.config import ConfigError
+from launch.environment import ALONE, RAY, refuse_two_masks
 from launch.tree import Recipe
 
 NODE_RESOURCES: dict[str, tuple[str, ...]] = {
@@ -31,19 +32,6 @@ NODE_RESOURCES: dict[str, tuple[str, ...]] = {
 OBJECT_STORE_BYTES = 80 << 20
 """Ray refuses less than 75 MiB."""
 POLL_S = 0.5
-
-RAY = {
-    "RAY_BACKEND_LOG_LEVEL": "error",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SCHEDULER_EVENTS": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_AUTH_MODE": "token",
-    "SPT_NOENV": "1",  # keeps the environment of renamed processes readable, which is how the warden knows them
-}
-ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Keeps a Ray of one node on 127.0.0.1; with it no node can join, so nodes of a cluster do without."""
-
 
 def needed(recipe: Recipe) -> dict[str, int]:
     """How many of each role's resource a run takes."""
@@ -73,25 +61,16 @@ def make_token(path: Path) -> Path:
     return path
 
 
-def detect_device() -> str:
-    """This host's accelerators by their device files, without importing torch."""
-    if os.path.exists("/dev/kfd"):
-        return "rocm"
-    return "cuda" if os.path.exists("/dev/nvidia0") else "cpu"
+def accelerators(recipe: Recipe, role: str) -> float:
+    """Of one actor of the role, on a cluster that has any."""
+    return {"rollout": recipe.rollout.tensor_parallel, "learner": 1}.get(role, 0)
 
 
-def refuse_two_masks(environ: Mapping[str, str]) -> None:
-    """One voice says which accelerators are seen; with two, Ray and vLLM refuse to start in the middle of a run."""
-    if "ROCR_VISIBLE_DEVICES" in environ:
-        raise ConfigError(
-            f"ROCR_VISIBLE_DEVICES = {environ['ROCR_VISIBLE_DEVICES']} is set: Ray chooses accelerators by "
-            "HIP_VISIBLE_DEVICES, and both at once refuse to work; unset ROCR_VISIBLE_DEVICES"
-        )
-    hip, cuda = environ.get("HIP_VISIBLE_DEVICES"), environ.get("CUDA_VISIBLE_DEVICES")
-    if hip is not None and cuda is not None and hip != cuda:
-        raise ConfigError(
-            f"HIP_VISIBLE_DEVICES = {hip} and CUDA_VISIBLE_DEVICES = {cuda} disagree: unset CUDA_VISIBLE_DEVICES"
-        )
+def has_accelerators() -> bool:
+    """Some node of the cluster has accelerators, as Ray sees them."""
+    import ray
+
+    return ray.cluster_resources().get("GPU", 0) > 0
 
 
 def connect(recipe: Recipe, *, address: str, namespace: str, directory: Path) -> None:

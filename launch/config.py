@@ -119,12 +119,13 @@ def _nearest(where: str, model: type[BaseModel]) -> str:
     table, _, key = where.rpartition(".")
     known = list(dials(model))
     tables = sorted({name.split(".")[0] for name in known})
+    elsewhere = [name for name in known if name.rpartition(".")[2] == key]
+    if elsewhere:
+        return f": did you mean {elsewhere[0]}?"
     if not table:
         near = difflib.get_close_matches(where, tables, n=1)
-        near = near or [name for name in known if name.split(".")[-1] == where]
         return f": did you mean {near[0]}?" if near else f"; the tables are {', '.join(tables)}"
-    elsewhere = [name for name in known if name.rpartition(".")[2] == key]
-    near = elsewhere or difflib.get_close_matches(where, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(where, known, n=1)
     if near:
         return f": did you mean {near[0]}?"
     inside = [name.rpartition(".")[2] for name in known if name.startswith(f"{table}.")]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from actors import platform
 from actors.settings import RolloutSettings
-from launch import cluster, warden
+from launch import cluster, environment, warden
 from launch.config import ConfigError
 
 DEFAULT_PORT = 6379
@@ -57,20 +57,20 @@ class Node:
             role=role,
             address=address,
             count=count,
-            device=cluster.detect_device() if device == "auto" else device,
+            device=environment.detect_device() if device == "auto" else device,
             token=token or cluster.default_token(),
         )
 
     def environment(self) -> dict[str, str]:
         """Variables that the node's processes get on top of this one's."""
-        variables = {**cluster.RAY, "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        variables = {**environment.RAY, "RAY_AUTH_TOKEN_PATH": str(self.token)}
         if self.role in ("rollout", "learner"):
             variables |= platform.environment(self.device, RolloutSettings())
         return variables
 
     def command(self) -> list[str]:
         """How Ray is started."""
-        resources = {name: self.count for name in cluster.NODE_RESOURCES[self.role]}
+        resources = dict.fromkeys(cluster.NODE_RESOURCES[self.role], self.count)
         where = ["--head", f"--port={self.address}"] if self.role == "head" else [f"--address={self.address}"]
         return [
             str(Path(sys.executable).with_name("ray")),
@@ -89,10 +89,10 @@ class Node:
 
 def serve(node: Node, *, dry_run: bool) -> int:
     """Runs the node until it is ended; the exit code."""
-    cluster.refuse_two_masks(os.environ)
-    environment = node.environment()
+    environment.refuse_two_masks(os.environ)
+    variables = node.environment()
     if dry_run:
-        for name, value in environment.items():
+        for name, value in variables.items():
             print(f"export {name}={shlex.quote(value)}")
         print(shlex.join(node.command()))
         return 0
@@ -103,7 +103,7 @@ def serve(node: Node, *, dry_run: bool) -> int:
     marks = {"ROCSTAR_NODE": uuid.uuid4().hex}
     guard = warden.watch_me(marks)
     # In a session of its own: the terminal's Ctrl-C reaches this process alone, which then ends Ray in good order.
-    process = subprocess.Popen(node.command(), env={**os.environ, **environment, **marks}, start_new_session=True)
+    process = subprocess.Popen(node.command(), env={**os.environ, **variables, **marks}, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: process.terminate())
     code = process.wait()

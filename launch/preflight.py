@@ -42,8 +42,8 @@ def check_directory(recipe: Recipe, *, resume: bool) -> None:
     holds = (directory / "recipe.toml").exists() or (directory / "buffer").exists()
     if holds and not resume:
         raise ConfigError(
-            f"run.directory = {recipe.directory}: holds another run; go on with `rocstar resume {recipe.directory}`, or "
-            "name another place with --set run.directory=PATH"
+            f"run.directory = {recipe.directory}: holds another run; go on with `rocstar resume "
+            f"{recipe.directory}`, or name another place with --set run.directory=PATH"
         )
     parent = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
     if not os.access(parent, os.W_OK):
@@ -86,7 +86,8 @@ def check_model(recipe: Recipe) -> Shape:
         return read_shape(folder)
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"model.path = {recipe.model.path}: config.json is not that of a dense decoder that RoCstar knows ({error!r})"
+            f"model.path = {recipe.model.path}: config.json is not that of a dense decoder that "
+            f"RoCstar knows ({error!r})"
         ) from error
 
 

@@ -76,6 +76,7 @@ class BufferTable(_Table):
     dead_after_s: float = _of(BufferSettings, "dead_after_s")
     group_timeout_s: float = _of(BufferSettings, "group_timeout_s")
     segment_mib: int = _of(BufferSettings, "segment_mib")
+    keep_segments: bool = _of(BufferSettings, "keep_segments")
     port: int = _of(BufferSettings, "port")
 
 
@@ -107,7 +108,7 @@ class MetricsTable(_Table):
 
 
 class Recipe(_Table):
-    """A whole run, e.g. `Recipe(model=ModelTable(path="model"), problems=ProblemSettings(...))`: the rest has defaults."""
+    """A whole run; all but `[model]` and `[problems]` has defaults."""
 
     run: RunTable = RunTable()
     model: ModelTable
@@ -141,6 +142,7 @@ class Recipe(_Table):
             seed=self.run.seed,
             steps=self.run.steps,
             num_rollouts=self.num_rollouts,
+            ack_timeout_s=self.weights.ack_timeout_s,
             evaluation_problems=self.problems.num_heldout,
             evaluation_at_start=self.evaluation.at_start and self.problems.num_heldout > 0,
             evaluation_at_end=self.evaluation.at_end and self.problems.num_heldout > 0,

@@ -1,0 +1,258 @@
+"""`rocstar run`: the beginning and the end of a run; it holds no data.
+
+Consumes    a checked recipe, the address of a Ray cluster or none
+Produces    the run directory, roles as Ray actors, the progress view, summary.json, the exit code
+Waits for   the recipe's resources; then for the goal, a failure, SIGINT or SIGTERM
+Unblocked by  the buffer saying "done"; a role that fails again and again; a signal, after which roles are drained
+Invariant   when it has ended, however it ended, no process of the run is left on this host, and Ray has ended its
+            actors on all others
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import traceback
+import uuid
+from enum import Enum
+from typing import Any
+
+from launch import cluster, warden
+from launch.config import ConfigError
+from launch.environment import role_environment
+from launch.links import Links
+from launch.progress import Progress
+from launch.prometheus import Exporter
+from launch.roles import RoleSpec, start
+from launch.run_directory import RunDirectory
+from launch.summary import write_summary
+from launch.supervisor import GiveUp, Kill, Supervisor
+from launch.tree import Recipe
+
+TICK_S = 0.5
+POLL_TIMEOUT_S = 2.0
+
+
+class Outcome(Enum):
+    """How a run ended, and the exit code that says so."""
+
+    REACHED = 0
+    FAILED = 1
+    INTERRUPTED = 75
+
+
+def drive(recipe: Recipe, *, address: str) -> int:
+    """Runs it; the exit code."""
+    directory = RunDirectory.open(recipe)
+    life = uuid.uuid4().hex[:12]
+    marks = {"ROCSTAR_RUN": life}
+    guard = warden.watch_me(marks)
+    if not address:
+        os.environ.update(marks)  # Ray's own processes inherit them
+    try:
+        return asyncio.run(_Driver(recipe, directory, address, life).run()).value
+    finally:
+        _shut_down()
+        os.environ.pop("ROCSTAR_RUN", None)
+        warden.kill_marked(marks)
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait()
+
+
+def _shut_down() -> None:
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+class _Driver:
+    def __init__(self, recipe: Recipe, directory: RunDirectory, address: str, life: str) -> None:
+        self._recipe, self._directory, self._address, self._life = recipe, directory, address, life
+        self._handles: dict[str, Any] = {}
+        self._interrupted = asyncio.Event()
+        self._status: dict[str, Any] = {}
+        self._reason = ""
+        self._started_s = time.monotonic()
+        self._progress = Progress(recipe, directory.path)
+        self._links = Links(f"rocstar-{life}")
+        self._supervisor = Supervisor((), start_timeout_s=1, dead_after_s=1, now_s=0)
+
+    async def run(self) -> Outcome:
+        """Start, watch, stop, sum up."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupted.set)
+        outcome = Outcome.FAILED
+        try:
+            with self._progress:
+                outcome = await self._start_and_watch()
+                self._progress.say(f"{outcome.name.lower()}: {self._reason}")
+                await self._stop(outcome)
+        except ConfigError:
+            raise
+        except (TimeoutError, OSError, RuntimeError) as error:
+            self._reason = f"{type(error).__name__}: {error}"
+            (self._directory.path / "logs" / "driver.log").write_text(traceback.format_exc())
+            outcome = Outcome.FAILED
+        summary = write_summary(
+            self._recipe,
+            self._directory.path,
+            self._status,
+            outcome=outcome.name.lower(),
+            reason=self._reason,
+            wall_s=time.monotonic() - self._started_s,
+        )
+        self._progress.conclude(summary)
+        return outcome
+
+    async def _start_and_watch(self) -> Outcome:
+        connecting = asyncio.create_task(asyncio.to_thread(self._connect))
+        stopping = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not connecting.done():
+            self._reason = "a signal came while nodes were awaited"
+            return Outcome.INTERRUPTED
+        await connecting
+        self._start_roles()
+        with Exporter(self._recipe.metrics.prometheus_port) as exporter:
+            return await self._watch(exporter)
+
+    def _connect(self) -> None:
+        self._progress.say("starting Ray" if not self._address else f"joining Ray at {self._address}")
+        cluster.connect(
+            self._recipe,
+            address=self._address,
+            namespace=f"rocstar-{self._life}",
+            directory=self._directory.path,
+        )
+        cluster.wait_for_roles(self._recipe, self._progress.say)
+
+    def _start_roles(self) -> None:
+        loopback = cluster.one_host()
+        gpus = cluster.has_accelerators()
+        for role, count in cluster.needed(self._recipe).items():
+            for index in range(count):
+                spec = RoleSpec(
+                    role=role,
+                    index=index,
+                    run=self._directory.run,
+                    life=self._life,
+                    directory=str(self._directory.path),
+                    recipe=self._recipe.model_dump(mode="json"),
+                    loopback=loopback,
+                )
+                self._handles[spec.name] = start(
+                    spec,
+                    environment=role_environment(self._recipe, role),
+                    max_restarts=self._recipe.run.max_restarts,
+                    num_gpus=cluster.accelerators(self._recipe, role) if gpus else 0,
+                )
+        self._supervisor = Supervisor(
+            self._handles,
+            start_timeout_s=self._recipe.run.start_timeout_s,
+            dead_after_s=self._recipe.buffer.dead_after_s,
+            now_s=time.monotonic(),
+        )
+
+    async def _watch(self, exporter: Exporter) -> Outcome:
+        """Until the end, whichever it is."""
+        client = self._links.buffer_client(self._directory.run, role="driver", name="driver-0")
+        asking = asyncio.create_task(self._ask_status(client))
+        try:
+            while True:
+                gave_up = await self._supervise()
+                self._progress.show(self._status, self._supervisor.states())
+                exporter.update(self._status)
+                if gave_up:
+                    self._reason = gave_up
+                    return Outcome.FAILED
+                if self._status.get("state") == "done":
+                    self._reason = self._status.get("reason", "")
+                    return Outcome.REACHED
+                if self._interrupted.is_set():
+                    self._reason = f"a signal came; go on with `rocstar resume {self._recipe.directory}`"
+                    return Outcome.INTERRUPTED
+                await asyncio.sleep(TICK_S)
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await client.close()
+
+    async def _supervise(self) -> str:
+        """Polls every role and does what the supervisor says; the reason to give up, or ""."""
+        polls = dict(zip(self._handles, await asyncio.gather(*map(self._poll, self._handles.values())), strict=True))
+        silent_s = {name: peer["silent_s"] for name, peer in self._status.get("peers", {}).items()}
+        for action in self._supervisor.observe(polls, silent_s=silent_s, now_s=time.monotonic()):
+            match action:
+                case Kill(name=name, pid=pid, reason=reason):
+                    self._progress.say(f"{name} {reason}: its process {pid} is ended, Ray starts another")
+                    await self._kill(name, pid)
+                case GiveUp(reason=reason):
+                    return reason
+        return ""
+
+    async def _poll(self, handle: Any) -> dict[str, Any] | None:
+        import ray
+
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(handle.poll.remote().future()), POLL_TIMEOUT_S)
+        except (TimeoutError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
+            return None
+
+    async def _kill(self, name: str, pid: int) -> None:
+        """Ray asks a process to end itself, which a stopped one never does: on this host the kernel ends it."""
+        import ray
+
+        if pid in warden.marked({"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}):
+            os.kill(pid, signal.SIGKILL)
+        else:
+            await asyncio.to_thread(ray.kill, self._handles[name], no_restart=False)
+
+    async def _ask_status(self, client: Any) -> None:
+        """Keeps `_status` fresh; while the buffer is away the last one stays, with no ages of heartbeats."""
+        while True:
+            try:
+                await client.connect()
+                while True:
+                    self._status = await client.status()
+                    await asyncio.sleep(TICK_S)
+            except self._links.client_errors():
+                self._status = {**self._status, "peers": {}}
+                await asyncio.sleep(TICK_S)
+
+    async def _stop(self, outcome: Outcome) -> None:
+        """Drains: learner (it checkpoints), rollout and filter, then buffer and sandbox, each at most run.drain_s."""
+        if not self._handles:
+            return
+        patience_s = self._recipe.run.drain_s if outcome is not Outcome.FAILED else 3.0
+        for roles in (("learner",), ("rollout", "filter"), ("buffer", "sandbox")):
+            if roles[0] == "buffer":
+                await self._last_status()
+            names = [name for name in self._handles if name.rpartition("-")[0] in roles]
+            if outcome is not Outcome.REACHED or roles[0] == "buffer":
+                for name in names:
+                    self._handles[name].stop.remote()
+            await self._until_ended(names, patience_s)
+
+    async def _until_ended(self, names: list[str], patience_s: float) -> None:
+        end_s = time.monotonic() + patience_s
+        while time.monotonic() < end_s:
+            polls = await asyncio.gather(*(self._poll(self._handles[name]) for name in names))
+            if all(poll is None or poll["state"] in ("ended", "failed") for poll in polls):
+                return
+            await asyncio.sleep(0.1)
+        self._progress.say(f"{', '.join(names)} did not end in {patience_s:g} s and will be ended")
+
+    async def _last_status(self) -> None:
+        client = self._links.buffer_client(self._directory.run, role="driver", name="driver-0")
+        try:
+            await asyncio.wait_for(client.connect(), POLL_TIMEOUT_S)
+            self._status = await asyncio.wait_for(client.status(), POLL_TIMEOUT_S)
+            await client.close()
+        except (TimeoutError, *self._links.client_errors()):
+            return

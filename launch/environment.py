@@ -1,0 +1,62 @@
+"""Environment variables of Ray and of role processes, in one place.
+
+Consumes    a recipe, a role; this host's device files
+Produces    variables; a refusal where two voices would say which accelerators are seen
+Waits for   nothing
+Invariant   ROCm's own settings stand in actors/platform.py; nothing here or there sets a *_VISIBLE_DEVICES: Ray does
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from actors import platform
+from launch.config import ConfigError
+from launch.tree import Recipe
+
+RAY = {
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AUTH_MODE": "token",
+    "SPT_NOENV": "1",  # keeps the environment of renamed processes readable, which is how the warden knows them
+}
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Keeps a Ray of one node on 127.0.0.1; with it no node can join, so nodes of a cluster do without."""
+
+
+def role_environment(recipe: Recipe, role: str) -> dict[str, str]:
+    """What a role's process is started with; roles that share a host's cores take one thread each."""
+    device = detect_device() if recipe.rollout.device == "auto" else recipe.rollout.device
+    variables = {"OMP_NUM_THREADS": "1"}
+    if role in ("rollout", "learner"):
+        variables |= platform.environment(device, recipe.rollout)
+    if role == "learner" and device == "cpu":
+        variables |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    if os.path.isdir(recipe.model.path):
+        variables["HF_HUB_OFFLINE"] = "1"  # a local model: no role asks the network
+    return variables
+
+
+def detect_device() -> str:
+    """This host's accelerators by their device files, without importing torch."""
+    if os.path.exists("/dev/kfd"):
+        return "rocm"
+    return "cuda" if os.path.exists("/dev/nvidia0") else "cpu"
+
+
+def refuse_two_masks(environ: Mapping[str, str]) -> None:
+    """One voice says which accelerators are seen; with two, Ray and vLLM refuse to start in the middle of a run."""
+    if "ROCR_VISIBLE_DEVICES" in environ:
+        raise ConfigError(
+            f"ROCR_VISIBLE_DEVICES = {environ['ROCR_VISIBLE_DEVICES']} is set: Ray chooses accelerators by "
+            "HIP_VISIBLE_DEVICES, and both at once refuse to work; unset ROCR_VISIBLE_DEVICES"
+        )
+    hip, cuda = environ.get("HIP_VISIBLE_DEVICES"), environ.get("CUDA_VISIBLE_DEVICES")
+    if hip is not None and cuda is not None and hip != cuda:
+        raise ConfigError(
+            f"HIP_VISIBLE_DEVICES = {hip} and CUDA_VISIBLE_DEVICES = {cuda} disagree: unset CUDA_VISIBLE_DEVICES"
+        )

@@ -1,0 +1,79 @@
+"""A run's place on disk: made once, found again by a resume.
+
+Consumes    a checked recipe
+Produces    recipe.toml (resolved), run.json (schema, wire id of the run), the lock that one driver holds
+Waits for   nothing
+Invariant   two drivers never work in one directory; the wire id never changes, so a buffer of another run is refused
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from launch.config import ConfigError, to_toml
+from launch.tree import Recipe
+
+SCHEMA = 1
+"""Of run.json and summary.json."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunDirectory:
+    """An opened run. The lock ends with the process, however it ends."""
+
+    path: Path
+    run: str
+    resumed: bool
+    lock: IO[str]
+
+    @classmethod
+    def open(cls, recipe: Recipe) -> RunDirectory:
+        """Makes the directory, or finds the run that it holds.
+
+        Raises:
+            ConfigError: another driver works in it, or another release wrote it.
+        """
+        path = Path(recipe.directory).absolute()
+        for name in ("logs", "metrics", "keys"):
+            (path / name).mkdir(parents=True, exist_ok=True)
+        (path / "keys").chmod(0o700)
+        lock = _lock(path)
+        known = path / "run.json"
+        resumed = known.exists()
+        if resumed:
+            stored: dict[str, Any] = json.loads(known.read_text(encoding="utf-8"))
+            if stored.get("schema") != SCHEMA:
+                raise ConfigError(
+                    f"{known}: schema {stored.get('schema')} is not {SCHEMA}: use the release that wrote it"
+                )
+        else:
+            stored = {"schema": SCHEMA, "name": recipe.run.name, "run": uuid.uuid4().hex[:16]}
+            write(known, json.dumps(stored) + "\n")
+        write(path / "recipe.toml", to_toml(recipe))
+        return cls(path=path, run=stored["run"], resumed=resumed, lock=lock)
+
+
+def _lock(path: Path) -> IO[str]:
+    file = open(path / "driver.lock", "w", encoding="ascii")  # noqa: SIM115 - held until the process ends
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(f"{path}: another driver works in this run; end it first") from error
+    return file
+
+
+def write(path: Path, text: str) -> None:
+    """The whole file or none of it, synced."""
+    scratch = path.with_name(f".{path.name}.new")
+    with open(scratch, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)

@@ -1,0 +1,111 @@
+"""Which roles are well: what the driver does about each, decided from what it saw.
+
+Consumes    answers of the roles to `poll` (None: no answer), ages of heartbeats as the buffer saw them, the time
+Produces    `Kill`s and at most one `GiveUp`
+Waits for   nothing: a pure state machine
+Invariant   a role that starts is given run.start_timeout_s; one that ran is given buffer.dead_after_s; one that fails
+            MAX_FAILURES times without having run for WELL_AFTER_S in between ends the run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_FAILURES = 4
+WELL_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kill:
+    """End the role's process; Ray starts another."""
+
+    name: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveUp:
+    """The run has failed."""
+
+    reason: str
+
+
+@dataclass(kw_only=True, slots=True)
+class _Watched:
+    since_s: float
+    """when this life was first seen, or asked for"""
+    heard_s: float
+    pid: int = 0
+    state: str = "starting"
+    failures: int = 0
+    failed_pid: int = 0
+    error: str = ""
+
+
+class Supervisor:
+    """The roles of one run.
+
+    Example:
+        actions = supervisor.observe({"rollout-0": None}, silent_s={"rollout-0": 12.0}, now_s=100.0)
+    """
+
+    def __init__(self, names: Iterable[str], *, start_timeout_s: float, dead_after_s: float, now_s: float) -> None:
+        self._roles = {name: _Watched(since_s=now_s, heard_s=now_s) for name in names}
+        self._start_timeout_s, self._dead_after_s = start_timeout_s, dead_after_s
+
+    def observe(
+        self, polls: Mapping[str, Mapping[str, Any] | None], *, silent_s: Mapping[str, float], now_s: float
+    ) -> list[Kill | GiveUp]:
+        """What to do now. `silent_s` names peers that the buffer knows; it is empty while the buffer is away."""
+        actions: list[Kill | GiveUp] = []
+        for name, poll in polls.items():
+            role = self._roles[name]
+            if poll is not None:
+                self._hear(role, poll, now_s)
+            action = self._judge(name, role, silent_s.get(name, 0.0), now_s)
+            if action is not None:
+                actions.append(action)
+        return actions
+
+    def states(self) -> dict[str, str]:
+        """By name: starting, running, ended or failed."""
+        return {name: role.state for name, role in self._roles.items()}
+
+    def ended(self, role: str) -> bool:
+        """All of a role's bodies have come to their end."""
+        return all(watched.state == "ended" for name, watched in self._roles.items() if name.startswith(f"{role}-"))
+
+    def starting(self) -> list[str]:
+        return [name for name, role in self._roles.items() if role.state in ("starting", "failed")]
+
+    def _hear(self, role: _Watched, poll: Mapping[str, Any], now_s: float) -> None:
+        if poll["pid"] != role.pid:
+            role.pid, role.since_s, role.state = poll["pid"], now_s, "starting"
+        if poll["state"] == "running" and role.state != "running":
+            role.since_s = now_s
+        role.heard_s, role.state = now_s, poll["state"]
+        if role.state == "running" and now_s - role.since_s > WELL_AFTER_S:
+            role.failures = 0
+        if role.state == "failed" and role.failed_pid != role.pid:
+            role.failures, role.failed_pid, role.error = role.failures + 1, role.pid, poll["error"]
+
+    def _judge(self, name: str, role: _Watched, silent_s: float, now_s: float) -> Kill | GiveUp | None:
+        if role.failures >= MAX_FAILURES:
+            return GiveUp(reason=f"{name} failed {role.failures} times, the last time with {role.error}")
+        if role.state == "starting" and now_s - role.since_s > self._start_timeout_s:
+            return GiveUp(reason=f"{name} has not started in run.start_timeout_s = {self._start_timeout_s:g} s")
+        if role.state != "running":
+            return None
+        unheard_s = now_s - role.heard_s
+        if unheard_s > self._dead_after_s:
+            return self._kill(name, role, f"has not answered the driver for {unheard_s:.1f} s", now_s)
+        if silent_s > self._dead_after_s and now_s - role.since_s > 2 * self._dead_after_s:
+            return self._kill(name, role, f"has sent the buffer no heartbeat for {silent_s:.1f} s", now_s)
+        return None
+
+    def _kill(self, name: str, role: _Watched, reason: str, now_s: float) -> Kill:
+        role.state, role.since_s, role.heard_s = "starting", now_s, now_s
+        return Kill(name=name, pid=role.pid, reason=reason)

@@ -1,0 +1,196 @@
+"""The command line on bad input: a clear message and exit code 2, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import cli
+
+Say = Callable[..., tuple[int, str, str]]
+
+PROBLEMS = [{"id": f"p{number}", "problem": f"{number} + 1?", "answer": str(number + 1)} for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real tiny model with its tokenizer and template."""
+    from launch.tiny import TinySettings, new_model, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    settings = TinySettings(vocabulary=300, num_layers=1, width=32, num_heads=2, num_kv_heads=1, mlp_width=32)
+    tokenizer = train_tokenizer(settings, ["user\n1 + 1?", "assistant\n2"] * 10)
+    new_model(settings, tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, model: Path) -> Path:
+    """A recipe without a fault."""
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps(problem) + "\n" for problem in PROBLEMS))
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f"""
+[run]
+directory = "{tmp_path / "run"}"
+[model]
+path = "{model}"
+[problems]
+source = "jsonl"
+path = "{problems}"
+num_heldout = 2
+[rollout]
+max_length = 256
+max_new_tokens = 128
+dtype = "float32"
+[chat]
+max_observation_tokens = 64
+"""
+    )
+    return path
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
+    """Runs `rocstar ARGUMENTS` in this process: (exit code, output, errors)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rocstar", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    yield run
+
+
+def refused(say: Say, *arguments: object) -> str:
+    code, _, errors = say("run", *arguments)
+    assert code == 2
+    assert "Traceback" not in errors
+    return errors
+
+
+def test_a_dry_run_prints_the_tree_and_what_follows(say: Say, recipe: Path, tmp_path: Path) -> None:
+    code, output, _ = say("run", recipe, "--dry-run")
+    assert code == 0
+    assert "max_staleness = 1" in output
+    assert "# tickets              16 groups, 256 rollouts" in output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_imports_neither_torch_nor_ray_nor_vllm(recipe: Path) -> None:
+    script = "import sys, launch.cli as c\ntry: c.main()\nfinally: print([m for m in ('ray', 'vllm') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "run", recipe, "--dry-run"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("[]\n")
+    script = "import sys, launch.cli as c\ntry: c.main()\nfinally: print(sorted({'ray', 'vllm', 'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script, "run", recipe, "--set", "a.b=1"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == "[]\n"
+
+
+def test_usage(say: Say) -> None:
+    assert say("rum")[0] == 2
+    assert say("run")[0] == 2
+
+
+def test_an_unknown_key(say: Say, recipe: Path) -> None:
+    assert "did you mean rollout.concurrency?" in refused(say, recipe, "--set", "rollout.concurency=3")
+
+
+def test_a_wrong_type(say: Say, recipe: Path) -> None:
+    assert "run.steps = 1.5 must be a valid integer" in refused(say, recipe, "--set", "run.steps=1.5")
+
+
+def test_impossible_sizes(say: Say, recipe: Path) -> None:
+    assert "2 * roc.min_per_side" in refused(say, recipe, "--set", "groups.group_size=3")
+    assert "model's 512 positions" in refused(say, recipe, "--set", "rollout.max_length=513")
+    told = refused(say, recipe, "--set", "rollout.kv_cache_mib=1", "--set", "rollout.max_length=512", *_large(recipe))
+    assert "raise it to" in told
+
+
+def _large(recipe: Path) -> list[str]:
+    """A model of the same folder whose KV of one rollout exceeds a MiB."""
+    folder = recipe.parent / "large"
+    folder.mkdir()
+    source = Path(recipe.read_text().split('path = "')[1].split('"')[0])
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": 40}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    return ["--set", f"model.path={folder}"]
+
+
+def test_a_missing_model(say: Say, recipe: Path, tmp_path: Path) -> None:
+    assert "nowhere: no such folder" in refused(say, recipe, "--set", f"model.path={tmp_path / 'nowhere'}")
+    (tmp_path / "hollow").mkdir()
+    assert "hollow: holds no config.json" in refused(say, recipe, "--set", f"model.path={tmp_path / 'hollow'}")
+
+
+def test_a_tokenizer_without_a_template(say: Say, recipe: Path, model: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for file in model.iterdir():
+        if file.name != "chat_template.jinja":
+            (plain / file.name).write_bytes(file.read_bytes())
+    stated = json.loads((plain / "tokenizer_config.json").read_text())
+    stated.pop("chat_template", None)
+    (plain / "tokenizer_config.json").write_text(json.dumps(stated))
+    assert "has no chat template" in refused(say, recipe, "--set", f"model.path={plain}")
+
+
+def test_problem_files_that_are_empty_malformed_or_repeat_an_id(say: Say, recipe: Path, tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    good = file.read_text()
+    file.write_text("")
+    assert "problems.jsonl holds no problem" in refused(say, recipe)
+    file.write_text(good + '{"id": "x"\n')
+    assert "problems.jsonl:9: not JSON" in refused(say, recipe)
+    file.write_text(good + '{"id": "x", "problem": "?"}\n')
+    assert 'problems.jsonl:9: field "answer" is missing' in refused(say, recipe)
+    file.write_text(good + json.dumps(PROBLEMS[2]) + "\n")
+    assert 'problems.jsonl:9: id "p2" is used already' in refused(say, recipe)
+    file.write_text("".join(good.splitlines(keepends=True)[:2]))
+    assert "lower it" in refused(say, recipe)
+    assert "cannot be read" in refused(say, recipe, "--set", f"problems.path={tmp_path / 'none.jsonl'}")
+
+
+def test_a_port_in_use(say: Say, recipe: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"buffer.port = {port} is in use" in refused(say, recipe, "--set", f"buffer.port={port}")
+        told = refused(say, recipe, "--set", f"metrics.prometheus_port={port}")
+        assert f"metrics.prometheus_port = {port} is in use" in told
+
+
+def test_a_directory_that_holds_another_run(say: Say, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text("")
+    assert "holds another run" in refused(say, recipe)
+
+
+def test_a_resume_of_nothing(say: Say, tmp_path: Path) -> None:
+    code, _, errors = say("resume", tmp_path)
+    assert code == 2
+    assert "holds no run" in errors
+
+
+def test_data_shows_the_problems_in_order_without_the_held_out(say: Say, recipe: Path) -> None:
+    code, output, _ = say("data", recipe, "--count", 100)
+    assert code == 0
+    trained = {json.loads(line)["id"] for line in output.splitlines()}
+    code, output, _ = say("data", recipe, "--count", 100, "--heldout")
+    held = {json.loads(line)["id"] for line in output.splitlines()}
+    assert (len(trained), len(held)) == (6, 2)
+    assert not trained & held
