@@ -17,7 +17,7 @@ The shell keeps on disk: a `RolloutState` per rollout that was ever granted, wri
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from buffer.membership import StoppableClock
@@ -88,12 +88,12 @@ class Leases:
 
         Leases run anew from `now_s`, and so does the timeout of each group that had a lease.
         """
+        self._clock.advance(now_s, False)
         for state in states:
             group = self._groups.get(state.group)
             if group is None or state.rollout >= len(group.rollouts):
                 raise LedgerError(f"group {state.group}, rollout {state.rollout}: on disk, but the group is not open")
-            state.expires_s = now_s + self.lease_s
-            group.rollouts[state.rollout] = state
+            group.rollouts[state.rollout] = replace(state, expires_s=now_s + self.lease_s)
             if state.attempt > 0 and group.first_leased_s is None:
                 group.first_leased_s = self._clock.total_s
 

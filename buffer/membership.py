@@ -117,7 +117,8 @@ class StoppableClock:
 
 
 class AckDeadlines:
-    """How long an engine may take to acknowledge a published version.
+    """How long an engine may take to acknowledge a published version, from its publication or, when that came later,
+    from the engine's acknowledgement before.
 
     The time stops while the learner is down or recomputing: nobody can load what nobody serves.
     """
@@ -126,15 +127,25 @@ class AckDeadlines:
         self.ack_timeout_s = ack_timeout_s
         self._clock = StoppableClock()
         self._published_s: dict[int, float] = {}
+        self._loaded_s: dict[str, tuple[Member, float]] = {}
 
     def published(self, version: int) -> None:
         """The record of a publication was written (again, under another lineage: the first time counts)."""
         self._published_s.setdefault(version, self._clock.total_s)
 
     def late(self, live: Sequence[Member], now_s: float, learner_serving: bool) -> list[Member]:
-        """The live engines that have had longer than allowed for the oldest version that they have not loaded."""
+        """The live engines that have had longer than allowed for a version that they have not loaded.
+
+        `learner_serving` describes the time since the last call, as with `StoppableClock`.
+        """
         total_s = self._clock.advance(now_s, learner_serving)
+        known = self._loaded_s
+        same = {m.name: known[m.name] for m in live if m.name in known and known[m.name][0] == m}
+        self._loaded_s = {m.name: (m, total_s) for m in live} | same
         least = min((member.version for member in live), default=NOTHING)
         self._published_s = {v: s for v, s in self._published_s.items() if v > least}
-        overdue = [v for v, published_s in self._published_s.items() if total_s - published_s > self.ack_timeout_s]
-        return [member for member in live if any(v > member.version for v in overdue)]
+        return [member for member in live if total_s - self._since_s(member, total_s) > self.ack_timeout_s]
+
+    def _since_s(self, member: Member, total_s: float) -> float:
+        newer_s = min((s for v, s in self._published_s.items() if v > member.version), default=total_s)
+        return max(newer_s, self._loaded_s[member.name][1])
