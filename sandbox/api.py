@@ -8,7 +8,7 @@ Invariant   a status says what happened to the process; nothing the code printed
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -88,8 +88,6 @@ class Limits:
     """KiB of stdout plus stderr that a call may write before it is stopped."""
 
 
-DEFAULT_LIMITS = Limits()
-
 KEEP_BYTES = 32 * 1024
 """Of each output stream, this many first and this many last bytes are kept."""
 
@@ -104,7 +102,8 @@ class Call:
     """Python source; a last expression's value is shown as IPython does when nothing was printed."""
     input: str = ""
     """Text on standard input."""
-    limits: Limits = field(default=DEFAULT_LIMITS)
+    limits: Limits | None = None
+    """None: those of the node's settings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,132 @@
+"""Grades an answer against the gold answer.
+
+Consumes    two strings
+Produces    a Verdict: plain numbers are compared exactly and at once, everything else by math-verify
+Waits for   nothing; `grade` is given the seconds it may take and runs in a child that holds no model code
+Invariant   an answer is graded as a whole: "69 or 70" is two numbers and not the number 70; a comparison that was
+            interrupted is a timeout and never a wrong answer
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import types
+from fractions import Fraction
+from typing import Any
+
+from sandbox.api import Verdict
+
+GRADE_S = 2.0
+"""Seconds one comparison may take."""
+MAX_PLAIN_CHARS = 1000
+_REPEAT_S = 0.05
+_PLAIN = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)?(\.\d*)?", re.ASCII)
+_TWO_NUMBERS = re.compile(r"\d\s+\d", re.ASCII)
+_POWER = re.compile(r"\*\*\s*(-?\w+)", re.ASCII)
+
+
+def plain_number(text: str) -> Fraction | None:
+    """The exact value of an integer or decimal such as "70", "-1,234.50" or "$.5$"; None for anything else."""
+    text = _bare(text)
+    match = _PLAIN.fullmatch(text)
+    if match is None or len(text) > MAX_PLAIN_CHARS or not any(char.isdigit() for char in text):
+        return None
+    sign, whole, part = match.groups()
+    digits = (part or ".")[1:]
+    value = Fraction(int((whole or "0").replace(",", "") + digits), 10 ** len(digits))
+    return -value if sign == "-" else value
+
+
+def _bare(text: str) -> str:
+    """The text without white space, dollar signs and one enclosing \\boxed{}."""
+    text = text.strip().strip("$").strip()
+    if text.startswith("\\boxed{") and text.endswith("}") and text.count("{") == 1:
+        text = text[len("\\boxed{") : -1].strip()
+    return text
+
+
+def quick_verdict(answer: str, gold: str) -> Verdict | None:
+    """The verdict when it needs no mathematics: both are plain numbers, or the answer is empty; else None."""
+    if not _bare(answer):
+        return Verdict.UNPARSABLE
+    wanted = plain_number(gold)
+    if wanted is None:
+        return None
+    if _TWO_NUMBERS.search(_bare(answer)):  # math-verify would read "70 70" as a mixed number, 140
+        return Verdict.WRONG
+    given = plain_number(answer)
+    if given is None:
+        return None
+    return Verdict.RIGHT if given == wanted else Verdict.WRONG
+
+
+class _Expired(BaseException):
+    """The time for a comparison is over. A BaseException, so that nothing on the way takes it for an error."""
+
+
+class _Alarm:
+    """Raises _Expired in the main thread when the time is over, and again until it gets through."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.rang = False
+
+    def __enter__(self) -> _Alarm:
+        signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, self._limit_s, _REPEAT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _ring(self, number: int, frame: types.FrameType | None) -> None:
+        self.rang = True
+        raise _Expired
+
+
+def grade(answer: str, gold: str, limit_s: float) -> Verdict:
+    """Compare with math-verify; for the main thread of a process that may be killed."""
+    quick = quick_verdict(answer, gold)
+    if quick is not None:
+        return quick
+    alarm = _Alarm(limit_s)
+    verdict = Verdict.TIMEOUT
+    try:
+        with alarm:
+            verdict = _compare(answer, gold)
+    except _Expired:
+        return Verdict.TIMEOUT
+    except (MemoryError, RecursionError):  # too big to be compared with the means given
+        return Verdict.TIMEOUT
+    return Verdict.TIMEOUT if alarm.rang and verdict is not Verdict.RIGHT else verdict
+
+
+def _compare(answer: str, gold: str) -> Verdict:
+    from math_verify import verify
+
+    target = _parse(answer)
+    wanted = _parse(gold)
+    if not wanted or not target:
+        return Verdict.UNPARSABLE
+    return Verdict.RIGHT if verify(wanted, target, timeout_seconds=None) else Verdict.WRONG
+
+
+def _parse(text: str) -> list[Any]:
+    """What math-verify reads when the whole text is one boxed expression."""
+    from math_verify import LatexExtractionConfig, parse
+
+    text = text.strip().strip("$").strip()
+    if "\\boxed" not in text:
+        text = "\\boxed{" + _POWER.sub(r"^{\1}", text) + "}"
+    found = parse(text, extraction_config=[LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    return [part for part in found if not isinstance(part, str)]
+
+
+def warm() -> None:
+    """Bring a zygote to the state in which a comparison is fast; silence math-verify's advice about time-outs."""
+    import logging
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    for answer, gold in (("\\frac{1}{2}", "0.5"), ("x^2-1", "(x-1)(x+1)"), ("\\{1,2\\}", "\\{2,1\\}"), ("x=3", "3")):
+        _compare(answer, gold)

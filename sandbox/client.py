@@ -1,0 +1,275 @@
+"""Client of one or several sandbox nodes.
+
+Consumes    programs and answers
+Produces    one Result or Verdict each, whatever happens to nodes
+Waits for   a node's result, at most the request's deadline
+Unblocked by the deadline (WORKER_LOST), by close() (CANCELLED)
+Invariant   in flight per node never exceeds the window it gave; a silent node's requests go to another one; only
+            infrastructure outcomes are tried again, a bounded number of times
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import zmq
+
+from sandbox import wire
+from sandbox.answers import quick_verdict
+from sandbox.api import Call, Limits, Result, Status, Verdict
+from sandbox.node import Node
+
+Endpoints = Sequence[str] | Callable[[], Sequence[str] | Awaitable[Sequence[str]]]
+
+_TICK_S = 1.0
+_MAX_TRIES = 3
+_RESOLVE_EVERY = 5
+
+
+class CheckFailed(RuntimeError):
+    """No node could grade an answer: an infrastructure failure; the rollout is excluded, not wrong."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Something asked for and not answered."""
+
+    id: str
+    kind: str
+    fields: list[Any]
+    future: asyncio.Future[Result | Verdict]
+    tries: int = 0
+    node: Node | None = None
+    avoid: Node | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+
+class SandboxClient:
+    """Runs programs and grades answers on the least busy node.
+
+    Example:
+        client = SandboxClient(["tcp://127.0.0.1:7071"])
+        result = await client.run("print(6 * 7)")
+        await client.close()
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        *,
+        tenant: str = "default",
+        timeout_s: float = 120.0,
+        curve: tuple[bytes, bytes, bytes] | None = None,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        """Nothing is connected yet: that happens at the first request.
+
+        Args:
+            endpoints: the nodes, or a function (plain or async) that names the present ones.
+            tenant: name of the run; nodes are fair between tenants.
+            timeout_s: seconds after which a request is given up.
+            curve: (public, secret, server public) keys.
+        """
+        self._endpoints = endpoints
+        self._tenant, self._timeout_s, self._curve = tenant, timeout_s, curve
+        self._context = context or zmq.Context.instance()
+        self._nodes: dict[str, Node] = {}
+        self._waiting: deque[Request] = deque()
+        self._requests: dict[str, Request] = {}
+        self._prefix = uuid.uuid4().hex[:12]
+        self._sequence = itertools.count()
+        self._ticker: asyncio.Task[None] | None = None
+        self._pumping = False
+
+    async def run(
+        self,
+        code: str,
+        input: str = "",
+        *,
+        limits: Limits | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Run a program; the result carries its own status, nothing is raised.
+
+        Args:
+            code: Python source.
+            input: text on its standard input.
+            limits: other than the node's.
+            priority: higher goes first among this tenant's (the learner step that waits for it, negated).
+            timeout_s: seconds until it is given up, waiting for nodes included.
+        """
+        call = Call(id=self._new_id(), code=code, input=input, limits=limits)
+        why = wire.unfit(call) if isinstance(code, str) and isinstance(input, str) else "code and input are texts"
+        if why:
+            return Result(id=call.id, status=Status.BAD_REQUEST, exception=f"bad request: {why}")
+        outcome = await self._ask(call.id, wire.RUN, wire.call_fields(call, priority), timeout_s)
+        assert isinstance(outcome, Result)
+        return outcome
+
+    async def check(self, answer: str, gold: str, *, timeout_s: float | None = None) -> Verdict:
+        """Grade an answer; plain numbers are compared here, without a node.
+
+        Raises:
+            CheckFailed: no node could do it in time.
+        """
+        quick = quick_verdict(answer, gold)
+        if quick is not None:
+            return quick
+        name = self._new_id()
+        fields = [name, *(text.encode("utf-8", "replace").decode() for text in (answer, gold))]
+        outcome = await self._ask(name, wire.CHECK, fields, timeout_s)
+        if isinstance(outcome, Result):
+            raise CheckFailed(f"answer not graded: {outcome.status.value} {outcome.exception}")
+        return outcome
+
+    async def close(self) -> None:
+        """Give up what is in flight (as CANCELLED) and disconnect."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        for request in list(self._requests.values()):
+            self._settle(request, Result(id=request.id, status=Status.CANCELLED, exception="the client closed"))
+        for node in self._nodes.values():
+            node.close()
+        self._nodes.clear()
+
+    def _new_id(self) -> str:
+        return f"{self._prefix}-{next(self._sequence)}"
+
+    async def _ask(self, name: str, kind: str, fields: list[Any], timeout_s: float | None) -> Result | Verdict:
+        loop = asyncio.get_running_loop()
+        if self._ticker is None:
+            self._ticker = loop.create_task(self._tick())
+        request = Request(name, kind, fields, loop.create_future())
+        self._requests[name] = request
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        request.timers.append(loop.call_later(limit_s, self._expire, request, limit_s))
+        self._enqueue(request)
+        try:
+            return await request.future
+        finally:
+            if name in self._requests:  # our caller was cancelled
+                self._drop(request, cancel=True)
+
+    def _enqueue(self, request: Request) -> None:
+        if request.id in self._requests:
+            self._waiting.append(request)
+            self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        """Place what gathered in this turn of the loop in one message per node."""
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        while self._waiting:
+            request = self._waiting[0]
+            if request.id not in self._requests:
+                self._waiting.popleft()
+                continue
+            open_nodes = [node for node in self._nodes.values() if node.has_room()]
+            if not open_nodes:
+                break
+            self._waiting.popleft()
+            node = min(open_nodes, key=lambda node: (node is request.avoid, node.load()))
+            request.node = node
+            node.submit(request.id, request.kind, request.fields)
+        for node in self._nodes.values():
+            node.flush()
+
+    def _expire(self, request: Request, limit_s: float) -> None:
+        named = ", ".join(node.describe() for node in self._nodes.values()) or "no node is known"
+        cause = f"no answer within {limit_s:g} s ({named})"
+        self._drop(request, cancel=True)
+        self._resolve(request, Result(id=request.id, status=Status.WORKER_LOST, exception=cause))
+
+    def _drop(self, request: Request, *, cancel: bool) -> None:
+        """Forget a request; `cancel`: tell its node."""
+        self._requests.pop(request.id, None)
+        for timer in request.timers:
+            timer.cancel()
+        if request.node is not None:
+            request.node.forget(request.id, cancel=cancel)
+            request.node = None
+            self._pump_soon()
+
+    @staticmethod
+    def _resolve(request: Request, outcome: Result | Verdict) -> None:
+        if not request.future.done():
+            request.future.set_result(outcome)
+
+    def _settle(self, request: Request, outcome: Result | Verdict) -> None:
+        self._drop(request, cancel=False)
+        self._resolve(request, outcome)
+
+    def _on_outcome(self, node: Node, name: str, outcome: Result | Verdict) -> None:
+        """A node answered; an answer to something that went elsewhere meanwhile is as good."""
+        request = self._requests.get(name)
+        if request is None:
+            node.forget(name, cancel=False)
+            return
+        if not isinstance(outcome, Result) or not outcome.infra or outcome.status is Status.CANCELLED:
+            self._settle(request, outcome)
+            return
+        if request.node is not node:
+            return
+        node.forget(name, cancel=False)
+        request.node, request.avoid = None, node
+        if outcome.status is Status.OVERLOADED:  # the deadline bounds how often
+            later = asyncio.get_running_loop().call_later(outcome.retry_after_s, self._enqueue, request)
+            request.timers.append(later)
+            return
+        request.tries += 1
+        if request.tries >= _MAX_TRIES:
+            self._settle(request, replace(outcome, id=name))
+        else:
+            self._enqueue(request)
+
+    def _on_silent(self, node: Node) -> None:
+        """A node is gone: what it had goes to another (or to it again, when it is the only one and comes back)."""
+        for name in node.take_all():
+            request = self._requests.get(name)
+            if request is not None and request.node is node:
+                request.node, request.avoid = None, node
+                self._enqueue(request)
+
+    async def _tick(self) -> None:
+        for turn in itertools.count():
+            if turn % _RESOLVE_EVERY == 0 or not any(node.alive for node in self._nodes.values()):
+                await self._refresh()
+            for node in list(self._nodes.values()):
+                node.tick()
+            self._pump_soon()
+            await asyncio.sleep(_TICK_S)
+
+    async def _refresh(self) -> None:
+        """Connect to nodes that are new, let go of those that are no more."""
+        named = self._endpoints() if callable(self._endpoints) else self._endpoints
+        if inspect.isawaitable(named):
+            named = await named
+        wanted = list(dict.fromkeys(named))
+        for endpoint in [endpoint for endpoint in self._nodes if endpoint not in wanted]:
+            node = self._nodes.pop(endpoint)
+            self._on_silent(node)
+            node.close()
+        for endpoint in wanted:
+            if endpoint not in self._nodes:
+                self._nodes[endpoint] = Node(
+                    self._context,
+                    endpoint,
+                    self._tenant,
+                    self._curve,
+                    on_outcome=self._on_outcome,
+                    on_open=self._pump_soon,
+                    on_silent=self._on_silent,
+                )

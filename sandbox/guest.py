@@ -1,0 +1,180 @@
+"""What a jailed child does: runs one program, or grades a batch of answers, and reports on its control socket.
+
+Consumes    one job, read from the control socket after the child was walled in
+Produces    one OUTCOME (program), or a VERDICT per answer and an OUTCOME (grading)
+Waits for   the job (the supervisor kills a child whose job never comes)
+Invariant   the job is read after the last wall stands; BROKEN is believed only while the job is unread, so that user
+            code cannot blame the sandbox
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import resource
+import struct
+import sys
+import types
+from typing import Any, NoReturn
+
+import msgpack
+
+from sandbox import answers, jail
+
+OUTCOME, VERDICT, BROKEN = 0, 1, 2
+FILENAME = "<code>"
+MAX_VALUE_CHARS = 8192
+_AST: int = ast.PyCF_ONLY_AST
+_MAX_MESSAGE_CHARS = 2000
+_MAX_FRAMES = 12
+_LENGTH = struct.Struct("<I")
+
+
+def receive(fd: int) -> list[Any]:
+    """Read one length-prefixed msgpack record."""
+    head = _read_exactly(fd, _LENGTH.size)
+    return list(msgpack.unpackb(_read_exactly(fd, _LENGTH.unpack(head)[0])))
+
+
+def _read_exactly(fd: int, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        part = os.read(fd, count - len(parts))
+        if not part:
+            os._exit(0)
+        parts += part
+    return parts
+
+
+def send(fd: int, *record: Any) -> None:
+    """Write one length-prefixed msgpack record."""
+    body = msgpack.packb(record, unicode_errors="replace")
+    view = memoryview(_LENGTH.pack(len(body)) + body)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def run_program(ctl: int, code: str, stdin: bytes, main: types.ModuleType, atexit_base: int) -> NoReturn:
+    """Run `code` as __main__ and report how it ended."""
+    if stdin:
+        fd = os.memfd_create("stdin")
+        os.write(fd, stdin)
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.dup2(fd, 0)
+        os.close(fd)
+    me = os.getpid()
+    try:
+        value = execute(code, main.__dict__)
+        outcome = ["ok", value, "", 0, 0]
+        _finish(atexit_base)
+    except BaseException as error:
+        outcome = _describe(error)
+    if os.getpid() != me:  # a fork of the user's that came back through our frames
+        _flush()
+        os._exit(0 if outcome[0] == "ok" else 1)
+    _flush()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    waited = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = used.ru_utime + used.ru_stime + waited.ru_utime + waited.ru_stime
+    send(ctl, OUTCOME, *outcome, cpu_s)
+    os._exit(0)
+
+
+def execute(code: str, namespace: dict[str, Any]) -> str:
+    """Run the code; the repr of a last expression, or "" when there is none or it is None."""
+    tree: ast.Module = compile(code, FILENAME, "exec", _AST, dont_inherit=True)
+    last: Any = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)
+    if last is None:
+        return ""
+    value = eval(compile(ast.Expression(last.value), FILENAME, "eval", dont_inherit=True), namespace)
+    return "" if value is None else _cut(repr(value), MAX_VALUE_CHARS)
+
+
+def _finish(atexit_base: int) -> None:
+    """What a Python process does at its end: wait for threads, run exit functions."""
+    _flush()
+    threading = sys.modules.get("threading")
+    if threading is not None and threading.active_count() > 1:
+        threading._shutdown()
+    if atexit._ncallbacks() > atexit_base:
+        atexit._run_exitfuncs()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:  # the user closed or replaced it: nothing of ours is in it
+            continue
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-limit // 2 :]}"
+
+
+def _describe(error: BaseException) -> list[Any]:
+    """[status, value, exception, line, exit code] of an exception that reached the top."""
+    if isinstance(error, MemoryError):
+        jail.relax_memory()
+    if isinstance(error, SystemExit):
+        return _describe_exit(error.code)
+    frames = _user_frames(error)
+    line = frames[-1][0] if frames else 0
+    if isinstance(error, SyntaxError) and error.filename == FILENAME:
+        line = error.lineno or 0
+        frames = []
+        message = error.msg
+    else:
+        message = _message(error)
+    name = type(error).__name__
+    text = f"{name}: {_cut(message, _MAX_MESSAGE_CHARS)}" if message else name
+    trace = "".join(f"  line {number}, in {where}\n" for number, where in frames[-_MAX_FRAMES:])
+    _complain(f"{trace}{text}\n")
+    status = "memory" if isinstance(error, MemoryError) else "error"
+    error.__traceback__ = None
+    return [status, "", text, line, 0]
+
+
+def _describe_exit(code: Any) -> list[Any]:
+    if code is None or isinstance(code, int):
+        number = (code or 0) & 0xFF
+    else:
+        number = 1
+        _complain(f"{code}\n")
+    return ["exit" if number else "ok", "", "", 0, number]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # user code may do anything in __str__
+        return "<no message>"
+
+
+def _user_frames(error: BaseException) -> list[tuple[int, str]]:
+    frames = []
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if code.co_filename == FILENAME:
+            frames.append((step.tb_lineno, code.co_name))
+        step = step.tb_next
+    return frames
+
+
+def _complain(text: str) -> None:
+    _flush()
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+    except OSError:  # the user closed it
+        return
+
+
+def grade_all(ctl: int, pairs: list[list[str]], limit_s: float) -> NoReturn:
+    """Grade (answer, gold) pairs one by one; each verdict is reported as soon as it is known."""
+    for number, (answer, gold) in enumerate(pairs):
+        send(ctl, VERDICT, number, answers.grade(answer, gold, limit_s).value)
+    send(ctl, OUTCOME, "ok", "", "", 0, 0, 0.0)
+    os._exit(0)

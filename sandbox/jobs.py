@@ -1,0 +1,190 @@
+"""The two kinds of work a child is given: to run a program, to grade a batch of answers.
+
+Consumes    a request of the front; the records and the end of the child that serves it
+Produces    a result (fields of api.Result in order), or a verdict per answer and the pairs still to be graded
+Waits for   see running
+Invariant   gold answers and model code are never in one child; a batch that stops costs one answer, not the others
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox import guest
+from sandbox.answers import GRADE_S
+from sandbox.api import Limits, Status, Verdict
+from sandbox.loop import Loop
+from sandbox.running import Running
+from sandbox.slots import Slots
+
+_GRADE_GRACE_S = 1.0
+_GRADE_MEMORY_MIB = 1024
+_CLAIMS = {"ok": Status.OK, "error": Status.ERROR, "memory": Status.MEMORY, "exit": Status.EXIT}
+MISUSE = "RuntimeError: the code wrote to the sandbox's own descriptor"
+
+
+@dataclass(kw_only=True, slots=True)
+class ProgramJob:
+    """A program to run."""
+
+    id: str
+    arrived_s: float
+    """CLOCK_MONOTONIC of its arrival at the node."""
+    code: str
+    stdin: str
+    limits: Limits
+    profile: str
+    losses: int = 0
+    """Zygotes that died while it ran."""
+
+
+@dataclass(kw_only=True, slots=True)
+class GradeJob:
+    """A batch of (id, answer, gold)."""
+
+    items: list[tuple[str, str, str]]
+    losses: int = 0
+
+
+class Program(Running):
+    """A program at work."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        slots: Slots,
+        job: ProgramJob,
+        *,
+        on_blocked: Callable[[], None],
+        on_result: Callable[[Program, list[Any]], None],
+    ) -> None:
+        self.job = job
+        self._on_result = on_result
+        super().__init__(loop, slots, ["run", job.code, job.stdin.encode()], job.limits, on_blocked)
+
+    def take(self, record: list[Any]) -> None:
+        """Its outcome, as the guest claims it."""
+        kind, claim, value, exception, line, exit_code, cpu_s = record
+        texts_ok = isinstance(value, str) and isinstance(exception, str)
+        if kind != guest.OUTCOME or not texts_ok or not isinstance(line, int) or not isinstance(exit_code, int):
+            self.misused()
+            return
+        self.drain()
+        if self.done:
+            return
+        self.used_cpu_s = max(self.used_cpu_s, float(cpu_s))
+        if value and self._out.total == 0:
+            self._out.add(f"{value}\n".encode("utf-8", "replace"))
+        self.conclude(_CLAIMS[claim], exception=exception, line=line & 0x7FFFFFFF, exit_code=exit_code & 0xFF)
+
+    def misused(self) -> None:
+        """It found the control socket and wrote to it."""
+        self.conclude(Status.ERROR, exception=MISUSE)
+
+    def broken(self, why: str) -> None:
+        """It could not be started."""
+        self.conclude(Status.INTERNAL, exception=why)
+
+    def died(self, wait_status: int, cpu_s: float, out_of_memory: bool) -> None:
+        """It ended by a signal, by a kill of ours, or by leaving past the interpreter."""
+        self.used_cpu_s = max(self.used_cpu_s, cpu_s)
+        if wait_status < 0:
+            self.conclude(Status.INTERNAL, exception=f"no child process: {os.strerror(-wait_status)}")
+        elif self.reason is not None:
+            self.conclude(self.reason)
+        elif os.WIFEXITED(wait_status):
+            code = os.WEXITSTATUS(wait_status)
+            self.conclude(Status.EXIT if code else Status.OK, exit_code=code)
+        else:
+            number = os.WTERMSIG(wait_status)
+            if out_of_memory:
+                self.conclude(Status.MEMORY)
+            elif number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= self.job.limits.cpu_s):
+                self.conclude(Status.CPU_TIMEOUT)
+            else:
+                self.conclude(Status.SIGNAL, number=number)
+
+    def conclude(
+        self, status: Status, *, exception: str = "", line: int = 0, exit_code: int = 0, number: int = 0
+    ) -> None:
+        """Report the result, once."""
+        if self.done:
+            return
+        if self.over_output():
+            status = Status.OUTPUT_LIMIT
+        now = time.monotonic()
+        self.finish()
+        truncated = self._out.truncated or self._err.truncated
+        outputs = [self._out.text(), self._err.text()]
+        queue_s, run_s = self.started_s - self.job.arrived_s, now - self.started_s
+        details = [exception, line, exit_code, number, truncated, queue_s, run_s, self.used_cpu_s]
+        self._on_result(self, [self.job.id, status.value, *outputs, *details])
+
+
+class Grading(Running):
+    """A batch of answers at work."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        slots: Slots,
+        job: GradeJob,
+        *,
+        on_blocked: Callable[[], None],
+        on_verdict: Callable[[str, Verdict], None],
+        on_end: Callable[[Grading, list[tuple[str, str, str]]], None],
+    ) -> None:
+        self.job = job
+        self.graded = 0
+        self._on_verdict, self._on_end = on_verdict, on_end
+        whole_s = len(job.items) * (GRADE_S + _GRADE_GRACE_S) + 1
+        limits = Limits(wall_s=whole_s, cpu_s=whole_s, memory_mib=_GRADE_MEMORY_MIB)
+        pairs = [[answer, gold] for _, answer, gold in job.items]
+        super().__init__(loop, slots, ["grade", pairs, GRADE_S], limits, on_blocked)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Give the answer being graded its time."""
+        number = self.graded
+        self._loop.after(GRADE_S + _GRADE_GRACE_S, lambda: self._overdue(number))
+
+    def _overdue(self, number: int) -> None:
+        if self.graded == number:
+            self.kill(Status.TIMEOUT)
+
+    def take(self, record: list[Any]) -> None:
+        """A verdict, or the end of the batch."""
+        if record[0] == guest.VERDICT and record[1] == self.graded:
+            self._settle(Verdict(record[2]))
+            self._arm()
+        elif record[0] == guest.OUTCOME and self.graded == len(self.job.items):
+            self._end()
+        else:
+            self.misused()
+
+    def _settle(self, verdict: Verdict) -> None:
+        self._on_verdict(self.job.items[self.graded][0], verdict)
+        self.graded += 1
+
+    def misused(self) -> None:
+        """No code of a model's runs here: the answer at hand brought the grader down."""
+        self.kill(Status.TIMEOUT)
+
+    def broken(self, why: str) -> None:
+        """It could not be started: nothing was graded."""
+        self._end()
+
+    def died(self, wait_status: int, cpu_s: float, out_of_memory: bool) -> None:
+        """The answer at hand took too long or too much; the others go into another child."""
+        if wait_status >= 0 and self.graded < len(self.job.items):
+            self._settle(Verdict.TIMEOUT)
+        self._end()
+
+    def _end(self) -> None:
+        self.finish()
+        self._on_end(self, self.job.items[self.graded :])

@@ -1,0 +1,265 @@
+"""A sandbox node's front: takes calls and answers over ZeroMQ, places them on shards, streams the results back.
+
+Consumes    RUN, CHECK, CANCEL, ACK, PING, HELLO, BYE of clients
+Produces    RESULTS and VERDICTS as each ends, WELCOME and PONG with the client's window
+Waits for   clients and shards; a shard that dies is started again
+Unblocked by stop()
+Invariant   every request that was well-formed gets one outcome; beyond the queue's bound it is `overloaded` at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from sandbox import supervisor, wire
+from sandbox.api import Call, Check, Result, Status, Verdict
+from sandbox.dispatch import Dispatch, Entry
+from sandbox.jail import JailPlan
+from sandbox.settings import SandboxSettings
+from sandbox.shard import Shard
+
+_TICK_S = 1.0
+_CLIENT_TTL_S = 30.0
+_RESTART_S = 0.5
+_UID_BASE, _UID_BLOCKS, _UID_BLOCK = 20_000, 8, 5_000
+_CAP_SYS_ADMIN = 21
+
+
+@dataclass(slots=True)
+class _Client:
+    """Somebody who sends requests."""
+
+    tenant: str
+    heard_s: float
+    results: list[Any]
+    verdicts: list[Any]
+
+
+class SandboxServer:
+    """One sandbox node."""
+
+    def __init__(self, settings: SandboxSettings, *, context: zmq.Context[Any] | None = None) -> None:
+        self._settings = settings
+        self._limits = settings.limits()
+        self._context = context or zmq.Context.instance()
+        self._dispatch = Dispatch(settings.queue_bound, self._deliver)
+        self._shards: list[Shard] = []
+        self._clients: dict[bytes, _Client] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._port: wire.Port | None = None
+        self._flushing = False
+        self._stopping = False
+
+    async def start(self, bind: str = "tcp://127.0.0.1:0", *, curve: tuple[bytes, bytes] | None = None) -> str:
+        """Start the shards and listen; the endpoint to connect to.
+
+        Args:
+            bind: ZeroMQ endpoint; port 0 takes a free one.
+            curve: (public, secret) CURVE key pair of this node; required beyond loopback.
+
+        Raises:
+            StartRefused: the host lacks a piece of isolation.
+        """
+        try:
+            await asyncio.gather(*(self._start_shard(index) for index in range(self._settings.num_workers())))
+            sock = self._context.socket(zmq.ROUTER)
+            sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            if curve is not None:
+                sock.curve_publickey, sock.curve_secretkey = curve
+                sock.curve_server = True
+            elif not bind.startswith(("tcp://127.", "tcp://localhost", "ipc:", "inproc:")):
+                raise ValueError(f"sandbox bind = {bind} listens beyond loopback: give the node CURVE keys")
+            sock.bind(bind)
+        except BaseException:
+            await self.stop()
+            raise
+        self._port = wire.Port(sock, self._on_message)
+        self._spawn(self._tick())
+        endpoint = sock.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        return endpoint.decode().rstrip("\0")
+
+    async def stop(self) -> None:
+        """Stop listening and end every process of the node."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        if self._port is not None:
+            self._flush()
+            self._port.close()
+        await asyncio.gather(*(shard.stop() for shard in self._shards))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Cumulative counters and present numbers, for metrics."""
+        present = {"waiting": self._dispatch.num_waiting, "placed": self._dispatch.num_placed}
+        return asdict(self._dispatch.counts) | present | {"clients": len(self._clients), "shards": len(self._shards)}
+
+    async def _start_shard(self, index: int) -> None:
+        shard = Shard(self._on_report, lambda ended: self._on_shard_end(ended, index))
+        self._shards.append(shard)
+        await shard.start(_plan(self._settings.isolation == "full", index), self._settings.profile)
+
+    def _on_shard_end(self, shard: Shard, index: int) -> None:
+        """A supervisor died with all below it: place its work elsewhere and start another."""
+        self._shards.remove(shard)
+        self._dispatch.counts.shard_restarts += 1
+        self._dispatch.lose(sorted(shard.held), time.monotonic())
+        if not self._stopping:
+            self._spawn(self._restart_shard(index))
+        self._place()
+
+    async def _restart_shard(self, index: int) -> None:
+        if len(self._shards) == 0 or self._dispatch.counts.shard_restarts > 3:
+            await asyncio.sleep(_RESTART_S)
+        await self._start_shard(index)
+        self._place()
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = time.monotonic()
+            self._dispatch.expire(now_s)
+            for identity, client in list(self._clients.items()):
+                if client.heard_s < now_s - _CLIENT_TTL_S:
+                    del self._clients[identity]
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        identity, *rest = frames
+        try:
+            if len(rest) != 1:
+                raise wire.Malformed(f"{len(rest)} frames instead of 1")
+            kind, *parts = wire.unpack(rest[0])
+            self._on_request(identity, kind, parts)
+        except wire.Malformed as error:
+            self._send(identity, wire.REFUSED, str(error))
+
+    def _on_request(self, identity: bytes, kind: str, parts: list[Any]) -> None:
+        now_s = time.monotonic()
+        if kind == wire.HELLO:
+            self._welcome(identity, parts, now_s)
+            return
+        client = self._clients.get(identity)
+        if client is None:  # it was silent for long, or this node is new: it has to begin again
+            self._send(identity, wire.REFUSED, "hello first")
+            return
+        client.heard_s = now_s
+        if kind == wire.PING:
+            self._send(identity, wire.PONG, self._window())
+        elif kind == wire.BYE:
+            del self._clients[identity]
+        elif kind in (wire.RUN, wire.CHECK, wire.ACK, wire.CANCEL):
+            if len(parts) != 1 or not isinstance(parts[0], list):
+                raise wire.Malformed(f"{kind} takes one list")
+            self._on_list(identity, client.tenant, kind, parts[0], now_s)
+        else:
+            raise wire.Malformed(f"unknown kind {kind[:40]!r}")
+
+    def _welcome(self, identity: bytes, parts: list[Any], now_s: float) -> None:
+        match parts:
+            case [wire.VERSION, str(tenant)]:
+                self._clients[identity] = _Client(tenant, now_s, [], [])
+                self._send(identity, wire.WELCOME, wire.VERSION, len(self._shards), self._window())
+            case _:
+                raise wire.Malformed(f"hello takes version {wire.VERSION} and the name of the run")
+
+    def _on_list(self, identity: bytes, tenant: str, kind: str, items: list[Any], now_s: float) -> None:
+        for item in items:
+            if kind == wire.RUN:
+                call, priority = wire.read_call(item, self._limits)
+                self._add_call(tenant, identity, call, priority, now_s)
+            elif kind == wire.CHECK:
+                match item:
+                    case [str(name), str(answer), str(gold)]:
+                        self._dispatch.add(tenant, identity, Check(id=name, answer=answer, gold=gold), 0, now_s)
+                    case _:
+                        raise wire.Malformed("a check is [id, answer, gold]")
+            elif isinstance(item, str) and kind == wire.ACK:
+                self._dispatch.acknowledge(tenant, item)
+            elif isinstance(item, str):
+                self._dispatch.cancel(tenant, item, now_s)
+        self._place()
+
+    def _add_call(self, tenant: str, identity: bytes, call: Call, priority: int, now_s: float) -> None:
+        why = wire.unfit(call)
+        if why:
+            result = Result(id=call.id, status=Status.BAD_REQUEST, exception=f"bad request: {why}")
+            self._clients[identity].results.append(wire.result_fields(result))
+            self._flush_soon()
+        else:
+            self._dispatch.add(tenant, identity, call, priority, now_s)
+
+    def _window(self) -> int:
+        """Requests that one client should have in flight at most, so that all together fit the queue."""
+        return max(1, self._settings.queue_bound // max(1, len(self._clients)))
+
+    def _place(self) -> None:
+        self._dispatch.place([*self._shards])
+
+    def _on_report(self, shard: Shard, message: list[Any]) -> None:
+        now_s = time.monotonic()
+        kind, *rest = message
+        if kind == supervisor.RESULT:
+            self._dispatch.finish(rest[0][0], wire.read_result(rest[0]), now_s)
+        elif kind == supervisor.VERDICT:
+            self._dispatch.finish(rest[0], Verdict(rest[1]), now_s)
+        elif kind == supervisor.LOST:
+            self._dispatch.lose(rest[0], now_s)
+        elif kind == supervisor.BACK:
+            self._dispatch.return_unstarted(rest[0])
+        elif kind == supervisor.EVENT:
+            self._dispatch.counts.zygote_restarts += rest[1]
+        self._place()
+
+    def _deliver(self, entry: Entry) -> None:
+        client = self._clients.get(entry.client)
+        if client is None:
+            return
+        if isinstance(entry.outcome, Verdict):
+            client.verdicts.append([entry.work.id, entry.outcome.value])
+        else:
+            client.results.append(wire.result_fields(replace(entry.outcome, id=entry.work.id)))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Send what has gathered at the end of this turn of the loop, one message per client."""
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        for identity, client in self._clients.items():
+            if client.results:
+                self._send(identity, wire.RESULTS, client.results, self._window())
+                client.results = []
+            if client.verdicts:
+                self._send(identity, wire.VERDICTS, client.verdicts, self._window())
+                client.verdicts = []
+
+    def _send(self, identity: bytes, *parts: Any) -> None:
+        if self._port is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._port.send(identity, wire.pack(*parts))
+
+
+def _plan(full: bool, index: int) -> JailPlan:
+    """How shard `index` walls its guests in: as root with uids of their own, else in a user namespace."""
+    effective = int(
+        next(line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line)[7:], 16
+    )
+    is_root = os.geteuid() == 0 and (not full or bool(effective >> _CAP_SYS_ADMIN & 1))
+    base = _UID_BASE + os.getpid() % _UID_BLOCKS * _UID_BLOCK + index * supervisor.UIDS_PER_SHARD % _UID_BLOCK
+    return JailPlan(full=full, first_uid=base if is_root else 0)
