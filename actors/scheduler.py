@@ -12,7 +12,7 @@ deviations, must stay within the cache for every s up to the longest possible ro
 a rollout's whole life, as is commonly done, is the special case in which nothing has been measured yet: the lengths
 that count are the last `WINDOW` ended ones and, always, one rollout of the greatest length that settings allow.
 
-Example, a cache of 8192 tokens and rollouts of at most 1024: 8 at first; with measured lengths of about 200, 43.
+Example, a cache of 8192 tokens and rollouts of at most 1024: 8 at first; with measured lengths of about 200, 40.
 """
 
 from collections import deque

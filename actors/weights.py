@@ -8,13 +8,26 @@ Invariant   bytes whose checksum differs are never handed on; a staged version v
             ends, because its file was never linked anywhere
 """
 
+import asyncio
 import os
+import zlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
+import msgpack
+import zmq
+import zmq.asyncio
+
+from buffer.codec import CodecError, decode, unpack
 from buffer.schema import WeightsManifest
 
-__all__ = ["Staged"]
+__all__ = ["Staged", "WeightClient", "WeightsError"]
+
+BUCKETS_AHEAD = 3
+"""Buckets asked for before the first has come, so that the network never waits for a question."""
+MAX_BUCKET_BYTES = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +60,146 @@ class Staged:
             written = os.pwrite(self.descriptor, view, offset)
             offset, view = offset + written, view[written:]
 
+    def close(self) -> None:
+        """Free the memory."""
+        os.close(self.descriptor)
+
     def __enter__(self) -> "Staged":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self.descriptor)
+        self.close()
+
+
+class WeightsError(RuntimeError):
+    """A version could not be had; the receiver asks again. Names the server, what was asked and how long."""
+
+
+class WeightClient:
+    """Asks the learner's weight server, one question at a time.
+
+    Example:
+        manifest = await client.latest((1, 4), wait_s=20.0)
+        if manifest is not None and (staged := await client.receive(manifest)) is not None:
+            with staged: ...
+    """
+
+    def __init__(self, resolve: Callable[[], Awaitable[str]], *, answer_timeout_s: float = 10.0) -> None:
+        """`resolve` gives the server's present endpoint; it is asked again whenever the server was silent."""
+        self._resolve = resolve
+        self._answer_timeout_s = answer_timeout_s
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._endpoint = ""
+
+    async def latest(self, than: tuple[int, int], *, wait_s: float) -> WeightsManifest | None:
+        """What the newest version consists of, if it is newer than (lineage, version); else None after `wait_s`.
+
+        Raises:
+            WeightsError: the server is silent or its answer is no manifest.
+        """
+        await self._ask("latest", than[0], than[1], wait_s)
+        frames = await self._answer("whether there is a newer version", wait_s + self._answer_timeout_s)
+        match _head(frames):
+            case ["none"]:
+                return None
+            case ["manifest", record]:
+                return self._manifest(record)
+        raise self._confused(frames)
+
+    async def receive(self, manifest: WeightsManifest) -> Staged | None:
+        """All buckets of a version, verified; None when a newer one has taken its place meanwhile.
+
+        Raises:
+            WeightsError: the server is silent, or a bucket differs from its checksum.
+        """
+        staged = Staged.create(manifest)
+        try:
+            whole = await self._receive_buckets(manifest, staged)
+        except BaseException:
+            staged.close()
+            self.close()  # other buckets are still under way
+            raise
+        if whole:
+            return staged
+        staged.close()
+        return None
+
+    def close(self) -> None:
+        """Drop the connection; what was asked and not answered is forgotten."""
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    async def _receive_buckets(self, manifest: WeightsManifest, staged: Staged) -> bool:
+        num_buckets = len(manifest.bucket_bytes)
+        for index in range(min(BUCKETS_AHEAD, num_buckets)):
+            await self._ask("bucket", manifest.lineage, manifest.version, index)
+        for index in range(num_buckets):
+            what = f"bucket {index + 1} of {num_buckets} of version {manifest.lineage}.{manifest.version}"
+            frames = await self._answer(what, self._answer_timeout_s)
+            match _head(frames):
+                case ["gone"]:
+                    self.close()
+                    return False
+                case ["bucket", int(got)] if got == index and len(frames) == 2:
+                    await asyncio.to_thread(_keep, frames[1], index, staged, what)
+                case _:
+                    raise self._confused(frames)
+            if index + BUCKETS_AHEAD < num_buckets:
+                await self._ask("bucket", manifest.lineage, manifest.version, index + BUCKETS_AHEAD)
+        return True
+
+    async def _ask(self, *request: object) -> None:
+        if self._socket is None:
+            self._endpoint = await self._resolve()
+            self._context = self._context or zmq.asyncio.Context()
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_BUCKET_BYTES)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.connect(self._endpoint)
+        await self._socket.send(msgpack.packb(request))
+
+    async def _answer(self, what: str, timeout_s: float) -> list[Any]:
+        assert self._socket is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._socket.recv_multipart(copy=False)
+        except TimeoutError as error:
+            self.close()  # a late answer must not be taken for the next one's
+            raise WeightsError(f"the weight server {self._endpoint} was silent for {timeout_s} s: {what}") from error
+
+    def _manifest(self, record: object) -> WeightsManifest:
+        try:
+            manifest: WeightsManifest = decode(WeightsManifest, msgpack.packb(record))
+        except CodecError as error:
+            self.close()
+            raise WeightsError(f"the weight server {self._endpoint} sent a manifest that is none: {error}") from error
+        return manifest
+
+    def _confused(self, frames: list[Any]) -> WeightsError:
+        self.close()
+        return WeightsError(f"the weight server {self._endpoint} answered {bytes(frames[0])[:80]!r}")
+
+
+def _head(frames: list[Any]) -> object:
+    try:
+        return unpack(frames[0].buffer)
+    except CodecError:
+        return None
+
+
+def _keep(frame: Any, index: int, staged: Staged, what: str) -> None:
+    """In a thread: checksums and copies of large buckets would hold up the event loop."""
+    data, manifest = frame.buffer, staged.manifest
+    if len(data) != manifest.bucket_bytes[index] or zlib.crc32(data) != manifest.bucket_crc32[index]:
+        raise WeightsError(
+            f"{what}: {len(data)} bytes with crc32 {zlib.crc32(data)}, the manifest says "
+            f"{manifest.bucket_bytes[index]} bytes with crc32 {manifest.bucket_crc32[index]}"
+        )
+    staged.write(index, data)
