@@ -1,0 +1,11 @@
+"""The run's truth: tickets, leases, durable turns, groups, batches. What happens to a turn, and where to read it:
+
+client      a role's calls          connection  sent again until answered      wire    kinds of messages, refusals
+transport   the ROUTER socket       server      rounds and group commits       parking long polls
+service     what each request does  handlers_actor, handlers_group, handlers_learner   its parts
+run_state   all that is decided with: ledger and taking (the staleness law), tickets, leases, membership, groups,
+            peers                   evaluation  the order of a run             report  what status shows
+storage     units of a commit       segments    payload files                  index   SQLite tables
+restore     a run taken up again    metrics_log one line per role and second
+schema, codec, meters               records, their coding, clocks and counters: anybody may import these three
+"""

@@ -176,6 +176,7 @@ _PLAIN: dict[Any, tuple[_Encode, _Decode]] = {
     bool: (_exactly(bool, "a bool"), _exactly(bool, "a bool")),
     str: (_exactly(str, "text"), _exactly(str, "text")),
     bytes: (_exactly(bytes, "bytes"), _exactly(bytes, "bytes")),
+    None: (_exactly(type(None), "nil"), _exactly(type(None), "nil")),
     type(None): (_exactly(type(None), "nil"), _exactly(type(None), "nil")),
     Any: (_same, _same),
 }

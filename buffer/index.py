@@ -26,7 +26,7 @@ TABLES = """
 -- one row per key. schema, run (wire id of the run), life (starts of the buffer), next_problem (index of the next
 -- problem), acked (least version loaded by the live engines), next_step (first step without a batch), phase
 -- (start | train | last_version | end | done), max_staleness (now in force), seed, steps, groups_per_step, group_size,
--- num_rollouts
+-- num_rollouts, meters (JSON: the buffer's cumulative figures)
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 -- one problem and its rollouts. state is that of its ticket (buffer/tickets.py): waiting (issued) -> leased -> finished
@@ -61,7 +61,7 @@ CREATE INDEX IF NOT EXISTS groups_state ON groups (state);
 CREATE INDEX IF NOT EXISTS groups_step ON groups (step);
 
 -- state: waiting -> leased (-> waiting ...) -> finished | excluded | closed (its group was closed or dropped first).
--- The columns from reward on are those of schema.Finish
+-- The columns from reward on are those of schema.Finish. No row before its first lease
 CREATE TABLE IF NOT EXISTS rollouts (
   group_id INTEGER NOT NULL,
   rollout INTEGER NOT NULL,

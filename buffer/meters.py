@@ -61,6 +61,12 @@ class Histogram:
         self._counts[bisect.bisect_left(self._edges, value)] += count
         self._sum += value * count
 
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from what an earlier life counted, if its buckets were the same."""
+        if tuple(snapshot["edges"]) == self._edges:
+            self._counts = list(snapshot["counts"])
+            self._sum = float(snapshot["sum"])
+
     def snapshot(self) -> dict[str, Any]:
         return {"edges": list(self._edges), "counts": list(self._counts), "sum": self._sum}
 
@@ -89,6 +95,18 @@ class Meters:
         if key not in self._histograms:
             self._histograms[key] = Histogram(edges)
         self._histograms[key].observe(value, count)
+
+    def gauge_value(self, key: str, default: float) -> float:
+        """What the gauge was set to last."""
+        return self._gauges.get(key, default)
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from the counters, gauges and histograms of an earlier life; the clock starts anew."""
+        self._counters = dict(snapshot["counters"])
+        self._gauges = dict(snapshot["gauges"])
+        for key, histogram in snapshot["histograms"].items():
+            self._histograms[key] = Histogram(histogram["edges"])
+            self._histograms[key].restore(histogram)
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
         """Cumulative figures; plain types only, so that msgpack and JSON carry it."""

@@ -30,6 +30,11 @@ class BufferSettings(BaseModel):
     """seconds without a heartbeat after which a peer counts as dead"""
     group_timeout_s: float = Field(default=600.0, gt=0)
     """seconds from a group's first lease after which it is closed with the rollouts it has"""
+    ack_timeout_s: float = Field(default=120.0, gt=0)
+    """seconds an engine may take to acknowledge a published version before it is fenced; stopped while the learner
+    is down or recomputing"""
+    keep_segments: bool = False
+    """keep every payload file, for audits; else those that no kept checkpoint needs are deleted"""
     segment_mib: int = Field(default=64, ge=1, le=4096)
     """MiB after which a payload file is followed by a new one"""
     port: int = Field(default=0, ge=0, le=65535)

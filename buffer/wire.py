@@ -45,6 +45,9 @@ class Reason(StrEnum):
     """Why a request is refused."""
 
     FENCED = "fenced"
+    """this life of the peer is over"""
+    LEASE_OVER = "lease_over"
+    """the rollout is in other hands, or its group is closed; the peer drops it and goes on"""
     WRONG_RUN = "wrong_run"
     WRONG_SCHEMA = "wrong_schema"
     MALFORMED = "malformed"

@@ -1,0 +1,65 @@
+"""What the learner puts on record: publications and checkpoints; and dials turned while the run goes on.
+
+Consumes    records of the learner's rank 0, of whoever turns a dial
+Produces    rows, and what may be deleted
+Invariant   lineages only grow, and a version of a new lineage is never older than what was published before
+"""
+
+from __future__ import annotations
+
+from buffer.index import put_meta
+from buffer.peers import Peer
+from buffer.run_state import Now, RunState
+from buffer.tickets import LedgerError
+from buffer.wire import Checkpoint, Dial, Publication, Reason, Refusal
+
+_NUM_CHECKPOINTS = 2
+"""kept by the learner, when it does not say which"""
+
+
+def on_publication(run: RunState, peer: Peer, record: Publication, now: Now) -> None:
+    """A version is going to be sent: from now on it counts as published."""
+    lineage, version = record.lineage, record.version
+    if peer.role != "learner" or lineage != peer.epoch:
+        raise Refusal(Reason.NOT_ALLOWED, f"{peer.name}, epoch {peer.epoch}: lineage {lineage} is not its own")
+    if (lineage, version) == run.published:
+        return
+    if lineage < run.published[0] or version < run.published[1] or version > run.ledger.next_step:
+        raise Refusal(
+            Reason.NOT_ALLOWED,
+            f"version {lineage}.{version} can't follow {run.published[0]}.{run.published[1]} before step "
+            f"{run.ledger.next_step} is taken: a version is published once its steps are trained, and never goes back",
+        )
+    run.published = (lineage, version)
+    run.deadlines.published(version)
+    run.put(("INSERT OR IGNORE INTO publications VALUES (?, ?, ?)", (lineage, version, now.unix_s)))
+
+
+def on_checkpoint(run: RunState, record: Checkpoint, now: Now) -> None:
+    """A checkpoint is complete: batches before the oldest kept one are not needed any more."""
+    if record.version < 0 or record.version > run.ledger.next_step:
+        raise Refusal(
+            Reason.NOT_ALLOWED, f"checkpoint of version {record.version}, the next step is {run.ledger.next_step}"
+        )
+    known = sorted({*run.checkpoints, record.version})
+    run.checkpoints = sorted(set(record.kept)) if record.kept else known[-_NUM_CHECKPOINTS:]
+    run.put(
+        ("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, 1)", (record.version, now.unix_s)),
+        ("UPDATE checkpoints SET kept = 0 WHERE version < ?", (run.checkpoints[0],)),
+    )
+    if len(run.checkpoints) >= _NUM_CHECKPOINTS and not run.settings.keep_segments:
+        run.unit.retain_from_step = run.checkpoints[0]
+
+
+def on_dial(run: RunState, dial: Dial, now: Now) -> None:
+    """Turn a dial of the running system; `max_staleness` is the only one that is the buffer's."""
+    if dial.name != "max_staleness" or dial.value != int(dial.value):
+        raise Refusal(Reason.NOT_ALLOWED, f"{dial.name[:40]!r} = {dial.value}: max_staleness, a whole number, is live")
+    try:
+        run.ledger.set_staleness(int(dial.value))
+    except LedgerError as error:
+        raise Refusal(Reason.NOT_ALLOWED, str(error)) from error
+    run.put(
+        put_meta("max_staleness", int(dial.value)),
+        ("INSERT INTO dials (name, value, unix_s) VALUES (?, ?, ?)", (dial.name, dial.value, now.unix_s)),
+    )

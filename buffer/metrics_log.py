@@ -1,0 +1,33 @@
+"""metrics/NAME.jsonl: one line per role and second, the cumulative snapshot with its time of day.
+
+Consumes    snapshots that came with heartbeats
+Produces    lines; figures that JSON has no word for become null
+Waits for   the disk, in a reading thread
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def append(directory: Path, snapshots: Iterable[tuple[str, dict[str, Any]]], unix_s: float) -> None:
+    """One line to the file of each (name, snapshot)."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, snapshot in snapshots:
+        line = json.dumps(_plain({"unix_s": unix_s} | snapshot), separators=(",", ":"), default=str)
+        with (directory / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
