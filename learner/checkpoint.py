@@ -150,7 +150,7 @@ def require_same_shape(directory: Path, info: CheckpointInfo, *, run: str, ranks
         CheckpointError: naming the setting that differs.
     """
     for name, has, wants in (
-        ("run.name", info.run, run),
+        ("run", info.run, run),
         ("learner.ranks", info.ranks, ranks),
         ("learner.zero_stage", info.zero_stage, zero_stage),
     ):

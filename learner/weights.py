@@ -263,7 +263,7 @@ class WeightServer:
                 raise
             self._counts["undelivered"] += 1  # the peer is gone or does not read: it asks again, or it is fenced
             return
-        self._counts["bytes_sent"] += sum(len(frame) for frame in frames[1:])
+        self._counts["bytes_sent"] += sum(len(frame) for frame in frames[2:])
 
 
 def _newer(manifest: WeightsManifest, than: _Waiting) -> bool:
