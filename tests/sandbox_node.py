@@ -1,0 +1,120 @@
+"""A real sandbox node and client on a loop of their own, driven from plain test functions; and a look at processes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sandbox.api import Limits, Result, Verdict
+from sandbox.client import SandboxClient
+from sandbox.server import SandboxServer
+from sandbox.settings import SandboxSettings
+
+T = TypeVar("T")
+
+
+class Node:
+    """A node with one client."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server = SandboxServer(SandboxSettings(**settings))
+        try:
+            self.endpoint = self.wait(self.server.start())
+        except BaseException:
+            self._end_loop()
+            raise
+        self.client = SandboxClient([self.endpoint], timeout_s=60)
+
+    def wait(self, work: Awaitable[T], timeout_s: float = 90) -> T:
+        """Run something on the node's loop and wait for it."""
+
+        async def awaited() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(timeout_s)
+
+    def run(self, code: str, stdin: str = "", **options: Any) -> Result:
+        """One call; keyword arguments that Limits knows become limits."""
+        bounds = {name: options.pop(name) for name in Limits.__dataclass_fields__ if name in options}
+        limits = Limits(**bounds) if bounds else None
+        return self.wait(self.client.run(code, stdin, limits=limits, **options))
+
+    def run_all(self, codes: Iterable[str], **options: Any) -> list[Result]:
+        """Many calls at once, results in order."""
+
+        async def gather() -> list[Result]:
+            return list(await asyncio.gather(*(self.client.run(code, **options) for code in codes)))
+
+        return self.wait(gather())
+
+    def check_all(self, pairs: Iterable[tuple[str, str]]) -> list[Verdict]:
+        """Many answers at once, verdicts in order."""
+
+        async def gather() -> list[Verdict]:
+            return list(await asyncio.gather(*(self.client.check(*pair) for pair in pairs)))
+
+        return self.wait(gather())
+
+    def supervisors(self) -> list[int]:
+        """Their process ids."""
+        return [shard.pid for shard in self.server._shards]
+
+    def zygotes(self) -> list[int]:
+        """Their process ids."""
+        return [pid for parent in self.supervisors() for pid in children(parent)]
+
+    def guests(self) -> list[int]:
+        """Processes below the zygotes that are not a slot's init process (which is process 1 of its namespace)."""
+        return [pid for zygote in self.zygotes() for pid in children(zygote) if not is_init(pid)] + [
+            pid for zygote in self.zygotes() for init in children(zygote) for pid in children(init)
+        ]
+
+    def close(self) -> None:
+        """Stop both."""
+        self.wait(self.client.close())
+        self.wait(self.server.stop())
+        self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    try:
+        return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def is_init(pid: int) -> bool:
+    """Whether a process is number 1 of its pid namespace."""
+    return namespace_pid(pid) == 1
+
+
+def namespace_pid(pid: int) -> int:
+    """A process's number in its own pid namespace; 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 3.0) -> bool:
+    """Whether a condition about other processes becomes true in time."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
