@@ -51,7 +51,7 @@ class Writer:
         values += (base + 1, 1) if train else (-1, 0)
         values += (row["state"], row["drop_reason"], json.dumps(row["kept"]))
         values += (json.dumps([float(status == "error") for status in statuses]), json.dumps([0.0] * len(rights)))
-        self.statements.append((GROUP, (*values, row["step"], base)))
+        self.statements.append((GROUP, (*values, row["step"], versions[1])))
         for rollout, right in enumerate(rights):
             self.rollout(number, rollout, right == "1", statuses[rollout], versions)
 
@@ -108,6 +108,7 @@ def write_run(directory: Path, mode: str = "paper", seed: int = 1) -> None:
     (directory / "recipe.toml").write_text(f'[run]\nseed = {seed}\n\n[roc]\nmode = "{mode}"\n')
     writer = Writer(directory)
     writer.statements += [put_meta(*pair) for pair in (("run", "r"), ("max_staleness", 1), ("group_size", 2))]
+    writer.statements.append(("INSERT INTO publications VALUES (1, 0, 0)", ()))
     for phase, version, rights in (("start", 0, "0"), ("end", 3, "1")):
         writer.statements.append(("INSERT INTO evaluations VALUES (?, 1, ?, 2, 0, 0)", (phase, version)))
         for problem in (1000, 1001):
@@ -116,7 +117,7 @@ def write_run(directory: Path, mode: str = "paper", seed: int = 1) -> None:
     writer.group(0, "train", "", (0, 0), "1100", state="released", kept=[1, 2], step=0)
     writer.group(1, "train", "", (0, 1), "1010", state="released", kept=[0, 3], step=1)
     writer.group(2, "train", "", (1, 1), "1111", state="dropped", drop_reason="all_right")
-    writer.group(3, "train", "", (1, 2), "0111", state="released", kept=[0, 3], step=2)
+    writer.group(3, "train", "", (1, 1), "0111", state="released", kept=[0, 3], step=2)
     writer.take(0, 0, 0, (1, 2), (1.0, 0.0))
     writer.take(1, 1, 0, (0, 3), (1.0, 0.0))
     writer.take(2, 3, 1, (0, 3), (0.0, 1.0))

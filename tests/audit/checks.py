@@ -57,7 +57,7 @@ def batches(run: Run) -> Iterator[str]:
 
 def staleness(run: Run) -> Iterator[str]:
     """Deadlines met, no token older than S at issue, none older than its ticket's base, none from the future."""
-    published = {version for _, version in run.publications} | {0}
+    published = set(run.publications)
     for group in run.of_kind("train"):
         if group.deadline != group.base + group.max_staleness:
             yield f"group {group.id}: base {group.base}, deadline {group.deadline}, S at issue {group.max_staleness}"
@@ -65,9 +65,9 @@ def staleness(run: Run) -> Iterator[str]:
             yield f"group {group.id}: outstanding with deadline {group.deadline}, next step is {len(run.batches)}"
         for rollout in group.rollouts.values():
             for turn in rollout.turns:
-                for _, version, _ in turn.version_runs:
-                    if version < group.base or version not in published:
-                        yield f"{_name(turn)}: version {version}, base {group.base}, not published or too old"
+                for lineage, version, _ in turn.version_runs:
+                    if version < group.base or (lineage, version) not in published:
+                        yield f"{_name(turn)}: {lineage}.{version} is not published or older than base {group.base}"
         if group.step is None:
             continue
         if group.step > group.deadline:
@@ -221,7 +221,7 @@ def _needed(run: Run, segment: int, turns: object) -> Iterator[str]:
         group = run.groups[turn.group]
         if group.step is not None and turn.rollout in group.kept and group.step >= oldest:
             yield f"{_name(turn)}: segment {segment} is gone; step {group.step} is not in checkpoint {oldest}"
-        if group.kind == "train" and group.state in OUTSTANDING:
+        if group.state in ("waiting", "leased") or (group.state == "finished" and group.kind == "train"):
             yield f"{_name(turn)}: segment {segment} is gone, its group is {group.state}"
 
 

@@ -20,6 +20,21 @@ from tests.audit.load import Run, load
 MAX_FINDINGS = 20
 """lines shown of one check; the rest is counted"""
 TOLERANCE = 1e-6
+CLAIMS = (
+    "learner_steps",
+    "groups_trained",
+    "groups_dropped",
+    "groups_by_state",
+    "rollouts_finished",
+    "age_mean",
+    "age_in_flight_mean",
+    "age_in_queue_mean",
+    "age_max",
+    "age_histogram",
+    "max_staleness",
+    "tokens_generated",
+    "tokens_trained",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +68,7 @@ def audit(directory: Path) -> Report:
 
 def claims(recomputed: dict[str, Any]) -> dict[str, Any]:
     """The recomputed figures under the names that summary.json uses."""
-    names = ("learner_steps", "groups_trained", "groups_dropped", "age_mean", "age_max", "max_staleness")
-    out = {name: recomputed[name] for name in (*names, "tokens_generated", "tokens_trained")}
+    out = {name: recomputed[name] for name in CLAIMS}
     for phase, evaluation in recomputed["evaluations"].items():
         out[f"heldout_accuracy_{phase}"] = evaluation["accuracy"]
         out[f"tool_error_in_correct_{phase}"] = evaluation["tool_error_in_correct"]
