@@ -194,7 +194,7 @@ def test_impossible_settings_are_refused_with_bound_and_remedy() -> None:
     with pytest.raises(ValueError, match=r"size = 3 is below 2 \* roc.min_per_side = 4: .*min_per_side = 1"):
         PAPER.require(3)
     PAPER.require(4)
-    with pytest.raises(ValidationError, match="greater than or equal to 0.000000001"):
+    with pytest.raises(ValidationError, match=r"greater than or equal to 0\.000000001"):
         RocSettings(epsilon=0)
     with pytest.raises(ValidationError, match="Extra inputs"):
         RocSettings(epsilonn=0.1)  # type: ignore[call-arg]
