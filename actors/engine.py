@@ -93,7 +93,13 @@ class Engine:
                 (A seed per request would cost speed on every device, and on the CPU vLLM 0.32 dies when a seeded
                 request's prefill is chunked, as it is after a swap.)
         """
-        return cls(await asyncio.to_thread(start_llm, model, settings, seed), settings, weights)
+        starting = asyncio.ensure_future(asyncio.to_thread(start_llm, model, settings, seed))
+        try:
+            llm = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            (await starting).shutdown()  # processes that are coming up must not outlive us
+            raise
+        return cls(llm, settings, weights)
 
     async def generate(
         self,

@@ -70,6 +70,8 @@ class KvScheduler:
 
     def grow(self, key: Hashable, context_tokens: int) -> None:
         """A running rollout's context is now this long."""
+        if key not in self._held:
+            raise ValueError(f"rollout {key} is not running")
         self._held[key] = context_tokens
 
     def release(self, key: Hashable, *, completed: bool) -> None:
