@@ -1,135 +1,21 @@
-"""The buffer's shell in a random history: the pure cores, what lies on its disk, and a judge that knows the law.
+"""The buffer's shell in a random history: what buffer/server.py does with the cores, without its sockets.
 
-Consumes    calls of the engines, the RoC filter and the learner (tests/ledger_world.py)
-Produces    Violation as soon as the law is broken; mutants override what they leave out
-Invariant   `crash` loses everything but `Disk`; a change is on it in one transaction before the next call
+Consumes    calls of the engines, the RoC filter and the learner (tests/law/world.py)
+Produces    what the cores answer; every step is shown to the judge
+Invariant   `start` loses everything but the disk; a change is on it in one transaction before the next call
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from buffer.leases import Leases, RolloutState, worth_closing
+from buffer.leases import Leases, worth_closing
 from buffer.ledger import Ledger
-from buffer.membership import AckDeadlines, Member, Presence
-from buffer.tickets import ACTIVE, OUTSTANDING, FencedError, Ticket, check_promise
-
-LEASE_S, DEAD_S, GROUP_S, ACK_S = 5.0, 8.0, 25.0, 12.0
-
-
-class Violation(AssertionError):
-    """The law is broken. kind: promise | deadlock | growth | weights | rule (a sentence read literally)."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """One history's parameters."""
-
-    seed: int
-    P: int
-    S: int
-    steps: int
-    drop: float
-    problems: int
-    epoch_size: int
-    num_engines: int
-    num_rollouts: int
-    events: int
-    moves_S: bool
-    stuck_joiner: bool
-
-
-@dataclass(slots=True)
-class Disk:
-    """What survives a crash of the buffer."""
-
-    S: int
-    tickets: dict[int, Ticket] = field(default_factory=dict)
-    acked: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
-    next_step: int = 0
-    rollouts: dict[tuple[int, int], RolloutState] = field(default_factory=dict)
-    tokens: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """versions that sampled the durable tokens of a rollout"""
-    batches: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    published: tuple[int, int] = (-1, -1)
-    checkpoints: dict[int, tuple[Any, ...]] = field(default_factory=lambda: {0: ()})
-    epochs: dict[str, int] = field(default_factory=dict)
-    goal: bool = False
-
-
-def reference_batch(step: int, P: int, tickets: list[Ticket], exhausted: bool) -> list[int] | None:
-    """The taking rule once more, by scheduling what remains earliest deadline first into places."""
-    pool = sorted(tickets, key=lambda t: t.group)
-    if exhausted and len(pool) < P:
-        return [t.group for t in pool] if pool and all(t.state == "finished" for t in pool) else None
-    due = [t for t in pool if t.deadline == step]
-    chosen = due if all(t.state == "finished" for t in due) else None
-    for ticket in pool if chosen is not None else []:
-        left = P - len(chosen) - 1
-        if left < 0 or ticket.state != "finished" or ticket in chosen:
-            continue
-        rest = sorted(t.deadline for t in pool if t not in chosen and t is not ticket)
-        if all(step + (0 if i < left else 1 + (i - left) // P) <= d for i, d in enumerate(rest)):
-            chosen = [*chosen, ticket]
-    return sorted(t.group for t in chosen) if chosen is not None and len(chosen) == P else None
-
-
-class Judge:
-    """Its own account of who is live, of acked, of S at issue; told what happened, not what the ledger thinks."""
-
-    def __init__(self, disk: Disk, literal: bool) -> None:
-        self.disk, self.literal = disk, literal
-        self.live: dict[str, int] = {}
-        self.acked = 0
-        self.S_at_issue: dict[int, int] = {}
-        self.first_leased_s: dict[int, float] = {}
-        self.live_s = self.served_s = 0.0
-        self.served_at_s: dict[int, float] = {}
-
-    def rule(self, holds: bool, text: str) -> None:
-        if self.literal and not holds:
-            raise Violation("rule", text)
-
-    def acknowledged(self, name: str, version: int) -> None:
-        if name in self.live or version >= self.acked:
-            self.live[name] = version
-        self.settle()
-
-    def gone(self, name: str) -> None:
-        self.live.pop(name, None)
-        self.settle()
-
-    def settle(self) -> None:
-        if self.live:
-            self.acked = max(self.acked, min(self.live.values()))
-
-    def active(self) -> int:
-        """Independent of states: issued, not dropped, not unused, its step not below what all engines have."""
-        return sum(
-            t.state in OUTSTANDING or (t.step is not None and t.state in ("taken", "released") and t.step >= self.acked)
-            for t in self.disk.tickets.values()
-        )
-
-    def issued(self, ticket: Ticket, active_before: int, S: int, P: int) -> None:
-        if active_before >= (S + 1) * P:
-            raise Violation("growth", f"{ticket} issued while {active_before} were active, S = {S}, P = {P}")
-        self.rule(bool(self.live), f"{ticket} issued without a live engine")
-        self.S_at_issue[ticket.group] = S
-
-    def trained(self, step: int, groups: Iterable[int], check: Callable[[Ticket, int, int], None]) -> None:
-        for group in groups:
-            versions = {v for (g, _), vs in self.disk.tokens.items() if g == group for v in vs}
-            oldest = min(versions)
-            if step - oldest > self.S_at_issue[group]:
-                raise Violation("promise", f"group {group}: version {oldest} in step {step}, S {self.S_at_issue[group]}")
-            check(self.disk.tickets[group], step, oldest)
+from buffer.membership import AckDeadlines, Presence
+from buffer.tickets import OUTSTANDING, Ticket, check_promise
+from tests.law.judge import ACK_S, DEAD_S, GROUP_S, LEASE_S, Disk, Judge, Plan, Violation, reference_batch
 
 
 class Shell:
@@ -140,6 +26,7 @@ class Shell:
     presence_class: type[Presence] = Presence
     deadlines_class: type[AckDeadlines] = AckDeadlines
     check = staticmethod(check_promise)
+    worth = staticmethod(worth_closing)
 
     def __init__(self, plan: Plan, literal: bool) -> None:
         self.plan = plan
@@ -167,6 +54,7 @@ class Shell:
                 self.judge.first_leased_s[group] = self.judge.live_s
         self.presence = self.presence_class(DEAD_S)
         self.presence.restore([(m.name, m.epoch) for m in disk.members.values()], self.now_s)
+        self.judge.heard_s = dict.fromkeys(disk.members, self.now_s)
         self.lineages = self.presence_class(float("inf"))
         self.lineages.restore([("learner", self.learner_lineage)], self.now_s)
         self.deadlines = self.deadlines_class(ACK_S)
@@ -188,13 +76,17 @@ class Shell:
     def hello(self, name: str) -> int:
         epoch = self.disk.epochs[name] = self.disk.epochs.get(name, 0) + 1
         self.judge.gone(name)
-        self.presence.heard(name, epoch, self.now_s)
+        self.heard(name, epoch)
         self.free(self.leases.release_engine(name))
         self.commit(self.ledger.join(name, epoch))
         return epoch
 
-    def acknowledge(self, name: str, epoch: int, lineage: int, version: int) -> None:
+    def heard(self, name: str, epoch: int) -> None:
         self.presence.heard(name, epoch, self.now_s)
+        self.judge.heard_s[name] = self.now_s
+
+    def acknowledge(self, name: str, epoch: int, lineage: int, version: int) -> None:
+        self.heard(name, epoch)
         released = self.ledger.acknowledge(name, epoch, version)
         self.judge.acknowledged(name, version)
         self.commit(released)
@@ -215,26 +107,28 @@ class Shell:
         self.disk.rollouts[group, rollout] = replace(state)
 
     def lease(self, name: str, epoch: int, loaded: int, want: int) -> list[tuple[int, int, int]]:
-        self.presence.heard(name, epoch, self.now_s)
-        waiting = [
-            t
-            for t in self.disk.tickets.values()
-            if t.group in self.leases.groups
-            and any(self.leases.state(t.group, r).hold == "waiting" for r in range(self.plan.num_rollouts))  # type: ignore[union-attr]
-        ]
+        self.heard(name, epoch)
+        waiting = {g: self.disk.tickets[g] for g in self.leases.groups if self.waits(g)}
         granted = self.leases.grant(name, epoch, loaded, want, self.now_s)
-        got = {g for g, _, _ in granted}
-        for ticket in waiting:
-            passed_over = ticket.group not in got and loaded >= ticket.base
-            late = max((self.disk.tickets[g].deadline for g in got), default=10**9)
-            self.judge.rule(not passed_over or ticket.deadline >= late or len(got) == 0, f"{ticket} was passed over")
-        idle = want > 0 and name in self.judge.live and bool(waiting) and not granted
-        self.judge.rule(not idle, f"{name} is live, has loaded {loaded} and gets none of {len(waiting)} waiting groups")
+        self.judge_grant(name, loaded, want, waiting, {group for group, _, _ in granted})
         for group, rollout, _ in granted:
             self.judge.first_leased_s.setdefault(group, self.judge.live_s)
             self.save(group, rollout)
             self.commit(self.ledger.lease(group))
         return granted
+
+    def waits(self, group: int) -> bool:
+        states = [self.leases.state(group, rollout) for rollout in range(self.plan.num_rollouts)]
+        return any(state is not None and state.hold == "waiting" for state in states)
+
+    def judge_grant(self, name: str, loaded: int, want: int, waiting: dict[int, Ticket], got: set[int]) -> None:
+        """Nothing with an earlier deadline is passed over; a live engine that wants work gets some if there is any."""
+        latest = max((waiting[group].deadline for group in got), default=-1)
+        for ticket in waiting.values():
+            fits = ticket.group not in got and loaded >= ticket.base
+            self.judge.rule(not (fits and ticket.deadline < latest), f"{ticket} was passed over")
+        idle = want > 0 and name in self.judge.live and bool(waiting) and not got
+        self.judge.rule(not idle, f"{name} is live, has loaded {loaded} and gets none of {len(waiting)} waiting groups")
 
     def push(self, key: tuple[int, int], attempt: int, name: str, epoch: int, version: int) -> None:
         """A durable turn."""
@@ -261,7 +155,7 @@ class Shell:
         judge.served_s += dt_s if self.learner_serving else 0.0
         self.now_s += dt_s
         for name, epoch, keys in alive:
-            self.presence.heard(name, epoch, self.now_s)
+            self.heard(name, epoch)
             self.leases.renew(name, epoch, keys, self.now_s)
         overdue = self.leases.timed_out(self.now_s, bool(self.ledger.live))
         late = self.deadlines.late(self.ledger.live, self.now_s, self.learner_serving)
@@ -271,15 +165,31 @@ class Shell:
             self.gone(member.name, member.epoch)
         for name, epoch in self.presence.silent(self.now_s):
             self.gone(name, epoch)
+        for name in self.disk.members:
+            judge.rule(self.now_s - judge.heard_s[name] <= DEAD_S, f"{name} is silent and still a member")
         self.free(self.leases.expired(self.now_s))
+        for group, rollout in self.disk.rollouts:
+            state = self.leases.state(group, rollout)
+            over = state is not None and state.hold == "leased" and state.expires_s < self.now_s
+            judge.rule(not over, f"{state} is over at {self.now_s} s")
         for group in overdue:
-            since_s = judge.first_leased_s.get(group, judge.live_s)
-            judge.rule(judge.live_s - since_s > GROUP_S - 2, f"group {group} is closed after {judge.live_s - since_s} s")
+            self.judge_stuck(group, judge.leased_s(group) > GROUP_S - 2)
             self.close_stuck(group)
+        for group in self.leases.groups:
+            self.judge_stuck(group, self.leases.is_complete(group) or judge.leased_s(group) < GROUP_S + 4)
+
+    def judge_stuck(self, group: int, holds: bool) -> None:
+        since_s = self.judge.leased_s(group)
+        self.judge.rule(holds, f"group {group}, first leased {since_s} s ago: closed too soon or not in time")
 
     def close_stuck(self, group: int) -> None:
-        rewards = [float(rollout % 2) for rollout in self.leases.close(group)]
-        kept = worth_closing(rewards, (self.plan.num_rollouts + 1) // 2)
+        """With odd rollouts right, even ones wrong."""
+        G = (self.plan.num_rollouts + 1) // 2
+        done = self.leases.close(group)
+        rewards = [float(rollout % 2) for rollout in done]
+        kept = self.worth(rewards, G)
+        expected = len(done) >= G and 0.0 in rewards and 1.0 in rewards
+        self.judge.rule(kept == expected, f"stuck group {group} with rewards {rewards} of at least {G}: kept is {kept}")
         self.commit(self.ledger.finish(group) if kept else self.ledger.drop(group, "timed_out"))
 
     def source(self, index: int) -> str:
@@ -326,17 +236,17 @@ class Shell:
         pool = [t for t in self.disk.tickets.values() if t.state in OUTSTANDING]
         exhausted = self.source(self.ledger.next_problem) == "end"
         taken = self.ledger.take(step)
+        got = sorted(t.group for t in taken or [])
         expected = reference_batch(step, self.plan.P, pool, exhausted)
-        got = None if taken is None else sorted(t.group for t in taken)
         self.judge.rule(got == expected, f"step {step}: takes {got}, by the law {expected}")
         if taken is None:
             return None
-        if len(taken) < self.plan.P and not (exhausted and len(taken) == len(pool)):
+        if len(got) < self.plan.P and not (exhausted and len(got) == len(pool)):
             raise Violation("promise", f"step {step}: a short batch of {got} with {len(pool)} outstanding")
-        if any(t.state != "finished" for t in pool if t.group in got):  # type: ignore[operator]
+        if any(t.state != "finished" for t in pool if t.group in got):
             raise Violation("promise", f"step {step}: takes {got}, not all finished")
-        self.judge.trained(step, got, self.check)  # type: ignore[arg-type]
-        self.disk.batches[step] = tuple(got)  # type: ignore[arg-type]
+        self.judge.trained(step, got, self.check)
+        self.disk.batches[step] = tuple(got)
         self.commit(taken)
         ahead = self.ledger.next_step - self.judge.acked
         if not self.plan.moves_S and ahead > self.plan.S + 1:
@@ -366,17 +276,3 @@ class Shell:
         self.disk.goal = True
         for group in self.leases.groups:
             self.leases.close(group)
-
-
-def leaks(disk: Disk) -> list[Ticket]:
-    """Tickets that are active although the run is over and everything is acknowledged."""
-    return [t for t in disk.tickets.values() if t.state in ACTIVE]
-
-
-def expect_fenced(call: Callable[[], Any], who: str) -> None:
-    """A late message must be refused."""
-    try:
-        call()
-    except FencedError:
-        return
-    raise Violation("rule", f"{who} was heard, although it is over")
