@@ -76,6 +76,7 @@ def make_demonstrations(settings: ColdStartSettings, execute: Execute) -> list[D
             stream.item_at(index),
             index,
             execute,
+            part=index / settings.num_demonstrations,
         )
         for index in range(settings.num_demonstrations)
     ]

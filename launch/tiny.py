@@ -115,6 +115,7 @@ def new_model(settings: TinySettings, tokenizer: Any, seed: int) -> Any:
         intermediate_size=settings.mlp_width,
         max_position_embeddings=settings.max_length_tokens,
         tie_word_embeddings=True,
+        initializer_range=settings.width**-0.5,  # transformers' 0.02 is meant for widths in the thousands
         rope_theta=10_000.0,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -6,7 +6,9 @@ Waits for   nothing
 Invariant   on one machine and thread count, the result depends on the model, the examples and the seed alone
 
 The loss is the mean over the assistant's tokens, plus `all_tokens_weight` times the mean over all tokens: a model that
-starts from nothing learns to copy numbers sooner when it is also asked to predict the text it reads.
+starts from nothing learns to copy numbers sooner when it is also asked to predict the text it reads. Both means divide
+by the tokens of an average batch, not of the batch at hand: batches hold examples of one length, and a short episode's
+token must not weigh more than a long one's, or the model would learn other shares than its demonstrations have.
 """
 
 import math
@@ -36,6 +38,8 @@ class SftSettings(BaseModel):
     max_grad_norm: float = Field(default=1.0, gt=0)
     all_tokens_weight: float = Field(default=0.1, ge=0)
     report_every_steps: int = Field(default=25, ge=1)
+    shuffle: bool = True
+    """Take the examples in a random order; False keeps theirs, but for the order inside a pool."""
     seed: int = 0
 
 
@@ -72,13 +76,15 @@ def train(
     optimizer = torch.optim.AdamW(
         groups, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
+    tokens = torch.tensor([float(sum(sum(e.ours) for e in examples)), float(sum(len(e.ids) - 1 for e in examples))])
+    tokens *= settings.batch_size / len(examples)  # [2] of an average batch
     sums = torch.zeros(2)
     since = 0
     for step, batch in zip(range(1, settings.steps + 1), batches(examples, settings), strict=False):
         rate = learning_rate(settings, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        losses = batch_losses(model, batch)  # [2]
+        losses = batch_losses(model, batch) / tokens  # [2]
         (losses[0] + settings.all_tokens_weight * losses[1]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
@@ -109,7 +115,8 @@ def batches(examples: Sequence[Example], settings: SftSettings) -> Iterator[list
     size = settings.batch_size
     while True:
         order = list(range(len(examples)))
-        random.shuffle(order)
+        if settings.shuffle:
+            random.shuffle(order)
         for start in range(0, len(order), size * BATCHES_PER_POOL):
             pool = order[start : start + size * BATCHES_PER_POOL]
             pool.sort(key=lambda place: len(examples[place].ids))
@@ -120,7 +127,7 @@ def batches(examples: Sequence[Example], settings: SftSettings) -> Iterator[list
 
 
 def batch_losses(model: Any, batch: Sequence[Example]) -> torch.Tensor:
-    """[2]: the mean over the assistant's tokens, the mean over all tokens but the first of each example."""
+    """[2]: summed nats of the assistant's tokens, and of all tokens but the first of each example."""
     length = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)  # [B, T]
     ours = torch.zeros(len(batch), length, dtype=torch.bool)  # [B, T]
@@ -135,4 +142,4 @@ def batch_losses(model: Any, batch: Sequence[Example]) -> torch.Tensor:
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     nats = nats.view(len(batch), length - 1)  # [B, T-1]
     masks = (ours[:, 1:], real[:, 1:])
-    return torch.stack([(nats * mask).sum() / mask.sum().clamp(min=1) for mask in masks])
+    return torch.stack([(nats * mask).sum() for mask in masks])

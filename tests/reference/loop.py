@@ -130,7 +130,7 @@ def accumulate_gradient(model: Any, groups: Sequence[KeptGroup], temperature: fl
     for start in range(0, len(rows), ROWS_AT_ONCE):
         loss = loss_sum(model, rows[start : start + ROWS_AT_ONCE], temperature) / num_loss_tokens
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
     return total
 
 
