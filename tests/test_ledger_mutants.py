@@ -1,9 +1,9 @@
 """Each sentence of the staleness law is needed: leaving one out breaks some random history.
 
-A row: the sentence; the mutant that leaves it out; what breaks (promise: a token too old is trained, or the ledger would
-have to; deadlock; growth: more is active than the bound; weights: two histories of weights are in use,
-or a batch lost; rule: nothing but the sentence itself, read literally); the histories it is tried on and the seed to
-start from, which only saves time: the search goes on from there.
+A row: the sentence; the mutant that leaves it out; what breaks (promise: a token too old is trained, or nothing else
+would be left; deadlock; growth: more is active than the bound; weights: a batch is lost, or two histories of them are
+in use; rule: nothing but the sentence itself, read literally); the histories it is tried on and the seed to start from,
+which only saves time: the search goes on from there.
 """
 
 from __future__ import annotations
