@@ -2,7 +2,8 @@
 
 Consumes    pending requests
 Produces    (ack | nack, reply frames) for each
-Waits for   replies; where none comes for `RESEND_S`, the address is resolved again
+Waits for   replies; after a reconnection everything unanswered is sent again at once; where no reply comes for
+            `RESEND_S`, the address is resolved again as well
 Invariant   unanswered requests are sent again in the order they were made
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from buffer.codec import decode
 from buffer.wire import NACK, Reason, Refusal, read_head
@@ -83,15 +85,17 @@ class Connection:
                 (zmq.LINGER, 0),
                 (zmq.SNDHWM, 0),
                 (zmq.RECONNECT_IVL, 50),
-                (zmq.RECONNECT_IVL_MAX, 1000),
+                (zmq.RECONNECT_IVL_MAX, 500),
                 (zmq.HEARTBEAT_IVL, 2000),
                 (zmq.HEARTBEAT_TIMEOUT, 10000),
             ):
                 socket.setsockopt(option, value)
             socket.setsockopt(zmq.ROUTING_ID, f"{self._name}\0{self.life}".encode())
+            self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             socket.connect(self.endpoint)
             self._socket = socket
-            self._tasks = [asyncio.create_task(self._receive(socket)), asyncio.create_task(self._watch())]
+            works = (self._receive(socket), self._watch(), self._reconnected(self._monitor))
+            self._tasks = [asyncio.create_task(work) for work in works]
         await self._send_all()
 
     async def _where(self) -> str | None:
@@ -128,6 +132,13 @@ class Connection:
                 if known:  # the buffer was restarted: it has forgotten what waits
                     await self._send_all()
 
+    async def _reconnected(self, monitor: zmq.asyncio.Socket) -> None:
+        """What went into a connection that broke is lost: send it again on the next one."""
+        await recv_monitor_message(monitor)
+        while True:
+            await recv_monitor_message(monitor)
+            await self._send_all()
+
     def _overtook(self, pending: Pending, verdict: str, frames: list[bytes]) -> bool:
         """Refused as out of order only because an earlier request got lost: both are sent again, in order."""
         if verdict != NACK or pending.kind not in _ORDERED:
@@ -161,6 +172,8 @@ class Connection:
             task.cancel()
         self._tasks = []
         if self._socket is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
             self._socket.close()
         self._socket = None
 

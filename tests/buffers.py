@@ -171,10 +171,9 @@ class Process:
 async def _serve(directory: Path, bind: str, chosen: BufferSettings) -> None:
     server = BufferServer(chosen, directory, RUN, problem)
     print(await server.start(bind), flush=True)
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    await ended.wait()
-    await server.stop()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: loop.create_task(server.stop()))
+    await server.run_until_stopped()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,311 @@
+"""The buffer killed, stopped, starved of disk, flooded: real processes, real signals, random frames."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+import zmq.asyncio
+
+from buffer.client import BufferClient, LeaseOver
+from buffer.codec import decode, encode
+from buffer.schema import Decision, Lease, Loaded, Turn
+from buffer.segments import Place, Segments
+from buffer.wire import pack_head
+from tests.buffers import RUN, Peers, Process, client, complete, decide_all, problem, serving, settings, turn
+
+
+class Trial:
+    """A small run around a buffer that is killed again and again; keeps its own log of what was acknowledged."""
+
+    def __init__(self, peers: Peers, steps: int) -> None:
+        self.peers, self.steps = peers, steps
+        self.acknowledged: dict[tuple[int, int, int], list[int]] = {}
+        self.version = 0
+        self.batches: dict[int, Any] = {}
+        self.over = asyncio.Event()
+
+    async def engine(self, name: str) -> None:
+        engine = await self.peers.engine(name)
+        loaded = 0
+        while not self.over.is_set():
+            if loaded != self.version:
+                loaded = self.version
+                await engine.loaded(Loaded(lineage=1, version=loaded, checksum=1, pause_s=0.0))
+            leases = await engine.lease(3, loaded, 0.2)
+            await asyncio.gather(*(self.rollout(engine, lease, loaded) for lease in leases))
+
+    async def rollout(self, engine: BufferClient, lease: Lease, loaded: int) -> None:
+        """Generate what is not durable yet; nothing that was acknowledged may be asked for again."""
+        for number in range(4):
+            known = (lease.group, lease.rollout, number) in self.acknowledged
+            assert not known or number < len(lease.turns)
+        try:
+            for number in range(len(lease.turns), 2):
+                one = turn(lease, number, version=loaded)
+                await engine.push_turn(one)
+                self.acknowledged[lease.group, lease.rollout, number] = one.output_ids.tolist()
+            await complete(engine, Lease(**{name: getattr(lease, name) for name in _FIELDS}, turns=(one, one)))
+        except LeaseOver:
+            return
+
+    async def roc(self) -> None:
+        roc = await self.peers.join("filter", "filter-0")
+        while not self.over.is_set():
+            headers = await roc.next_group(0.2)
+            if headers is not None:
+                await roc.decide(Decision(group=headers.group, keep=(0, 1)))
+
+    async def learner(self) -> None:
+        learner = await self.peers.learner()
+        for step in range(self.steps):
+            while (batch := await learner.take(step, 1.0)) is None:
+                pass
+            self.batches[step] = batch
+            await learner.fetch([(group.group, rollout) for group in batch.groups for rollout in group.rollouts])
+            await learner.record_publication(1, step + 1)
+            self.version = step + 1
+        self.over.set()
+
+
+_FIELDS = ("group", "rollout", "attempt", "kind", "base", "deadline", "seed", "problem")
+
+
+async def test_killed_at_random_moments_it_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    chosen = settings(steps=8, max_staleness=1, segment_mib=1)
+    process = Process(tmp_path, chosen)
+    peers = Peers(await process.start())
+    trial = Trial(peers, 8)
+    dice = random.Random(5)
+    work = asyncio.gather(trial.learner(), trial.roc(), trial.engine("rollout-0"), trial.engine("rollout-1"))
+    kills = 0
+    while not trial.over.is_set() and not work.done():
+        await asyncio.wait([work], timeout=dice.uniform(0.05, 0.4))
+        if kills < 4 and trial.acknowledged:
+            assert await process.kill() == -signal.SIGKILL
+            kills += 1
+            await process.start()
+    await work
+    for step, batch in trial.batches.items():
+        again = await peers.learner()
+        assert await again.take(step, 0.0) == batch
+    await peers.close()
+    assert await process.kill(signal.SIGTERM) == 0
+    assert kills == 4
+    _audit(tmp_path, trial)
+
+
+def _audit(directory: Path, trial: Trial) -> None:
+    """Every acknowledged turn is in the index once, and its payload is the one that was sent."""
+    with sqlite3.connect(directory / "buffer" / "index.sqlite") as db:
+        rows = db.execute("SELECT group_id, rollout, turn, segment, offset_bytes, length_bytes FROM turns").fetchall()
+        taken = db.execute(
+            "SELECT step, group_id FROM groups WHERE step IS NOT NULL ORDER BY step, group_id"
+        ).fetchall()
+        late = db.execute("SELECT count(*) FROM groups WHERE step > deadline_step OR step < base_version").fetchone()
+        active = db.execute("SELECT count(*) FROM groups WHERE state IN ('waiting', 'leased', 'finished', 'taken')")
+        assert active.fetchone()[0] <= 4
+    assert late == (0,)
+    groups = [(step, group.group) for step, batch in trial.batches.items() for group in batch.groups]
+    assert taken == sorted(groups)
+    assert len({group for _, group in groups}) == len(groups) == 16
+    places = [Place(segment=s, offset_bytes=o, length_bytes=n) for *_, s, o, n in rows]
+    reader = Segments(directory / "buffer" / "segments", 1 << 20, max(p.segment for p in places), _end(places))
+    stored = {}
+    for (group, rollout, number, *_), (body, payload) in zip(rows, reader.read(places), strict=True):
+        stored[group, rollout, number] = decode(Turn, body, payload).output_ids.tolist()
+    reader.close()
+    assert len(trial.acknowledged) > 100
+    assert {key: stored.get(key) for key in trial.acknowledged} == trial.acknowledged
+
+
+def _end(places: list[Place]) -> int:
+    last = max(place.segment for place in places)
+    return max(p.offset_bytes + p.length_bytes for p in places if p.segment == last)
+
+
+async def test_epochs_attempts_and_records_outlive_the_process(tmp_path: Path) -> None:
+    process = Process(tmp_path, settings(heartbeat_s=0.05, dead_after_s=1.5))
+    peers = Peers(await process.start())
+    learner = await peers.learner()
+    gone, engine = await peers.engine("rollout-0"), await peers.engine("rollout-1")
+    leases = await gone.lease(1, 0, 1.0)
+    await gone.push_turn(turn(leases[0], 0))
+    rest = await engine.lease(100, 0, 1.0)
+    taking = asyncio.create_task(learner.take(0, 20.0))
+    waiting = asyncio.create_task(engine.lease(1, 0, 20.0))
+    await process.kill()
+    await process.start()
+    assert await engine.heartbeat({}) == "running"  # the same life goes on: nobody says HELLO again
+    for lease in rest:
+        await complete(engine, lease)
+    while not waiting.done():  # rollout-0 does not speak any more: it expires from the restart on
+        await engine.heartbeat({})
+        await asyncio.wait([waiting], timeout=0.05)
+    (again,) = await waiting
+    assert (again.group, again.rollout, again.attempt) == (leases[0].group, leases[0].rollout, 2)
+    assert [one.output_ids.tolist() for one in again.turns] == [turn(leases[0], 0).output_ids.tolist()]
+    await complete(engine, again)
+    await decide_all(await peers.join("filter", "filter-0"))
+    batch = await taking
+    assert batch is not None
+    assert (await learner.status())["life"] == 2
+    await peers.close()
+    await process.kill()
+
+
+async def test_a_stopped_buffer_blames_nobody_for_its_own_silence(tmp_path: Path) -> None:
+    process = Process(tmp_path, settings(heartbeat_s=0.05, dead_after_s=0.4))
+    peers = Peers(await process.start())
+    await peers.learner()
+    engine = await peers.engine("rollout-0")
+    (lease,) = await engine.lease(1, 0, 1.0)
+    process.child.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.0)
+    process.child.send_signal(signal.SIGCONT)
+    await engine.push_turn(turn(lease, 0))
+    await peers.close()
+    assert await process.kill(signal.SIGTERM) == 0
+
+
+async def test_a_full_disk_ends_it_and_what_was_acknowledged_is_there(tmp_path: Path) -> None:
+    process = Process(tmp_path, settings())
+    peers = Peers(await process.start())
+    await peers.learner()
+    engine = await peers.engine("rollout-0")
+    (lease,) = await engine.lease(1, 0, 1.0)
+    limit = 300_000  # bytes per file, set on the running process: the next segment write beyond it fails
+    resource.prlimit(process.child.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    await engine.push_turn(turn(lease, 0))
+    pushing = asyncio.create_task(engine.push_turn(turn(lease, 1, num_tokens=100_000)))
+    assert await process.child.wait() == 1
+    assert not pushing.done()
+    await process.start()  # there is room again: resume, nothing deleted by hand
+    await pushing
+    assert (await engine.status())["life"] == 2
+    await peers.close()
+    await process.kill()
+    with sqlite3.connect(tmp_path / "buffer" / "index.sqlite") as db:
+        assert db.execute("SELECT num_output_tokens FROM turns ORDER BY turn").fetchall() == [(5,), (100_000,)]
+
+
+def rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def hostile(dice: random.Random, epoch: int) -> list[bytes]:
+    """A message that is random, or nearly right."""
+    one = encode(Turn, turn(Lease(**_LEASE), 0))
+    good = [pack_head(dice.choice(["turn", "finish", "lease", "take", "x"]), 1, epoch, RUN), *one]
+    choice = dice.randrange(6)
+    if choice == 0:
+        return [dice.randbytes(dice.randrange(40)) for _ in range(dice.randrange(1, 5))]
+    if choice == 1:
+        return [pack_head("turn", 1, epoch, "another run"), *one]
+    if choice == 2:
+        return [msgpack.packb((9, "turn", 1, epoch, RUN)), *one]
+    if choice == 3:
+        return good[: dice.randrange(1, 4)]
+    at = dice.randrange(3)
+    frame = bytearray(good[at])
+    frame[dice.randrange(len(frame))] = dice.randrange(256)
+    good[at] = bytes(frame)
+    return good
+
+
+_LEASE: dict[str, Any] = {
+    "group": 0,
+    "rollout": 0,
+    "attempt": 1,
+    "kind": "train",
+    "base": 0,
+    "deadline": 1,
+    "seed": 1,
+    "problem": problem(0),
+}
+
+
+async def test_random_frames_are_refused_counted_and_leave_no_memory_behind(tmp_path: Path) -> None:
+    process = Process(tmp_path, settings())
+    peers = Peers(await process.start())
+    await peers.learner()
+    engine = await peers.engine("rollout-0")
+    dice = random.Random(7)
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTING_ID, b"rollout-0\0someone else")
+    socket.connect(peers.endpoint)
+    before = 0.0
+    for number in range(200):
+        for _ in range(50):
+            await socket.send_multipart(hostile(dice, engine.epoch))
+        for _ in range(50):
+            await socket.recv_multipart()
+        if number == 40:
+            before = rss_mib(process.child.pid)
+    assert rss_mib(process.child.pid) - before < 20
+    counters = (await engine.status())["buffer"]["counters"]
+    refused = {key.split("/")[1]: count for key, count in counters.items() if key.startswith("refused/")}
+    assert set(refused) >= {"malformed", "wrong_run", "wrong_schema", "unknown_kind", "fenced"} - {"fenced"}
+    assert sum(refused.values()) > 9000
+    assert len(await engine.lease(100, 0, 1.0)) > 0
+    socket.close()
+    context.term()
+    await peers.close()
+    await process.kill()
+
+
+async def test_a_peer_that_floods_and_never_reads_stops_nobody(tmp_path: Path) -> None:
+    process = Process(tmp_path, settings())
+    peers = Peers(await process.start())
+    await peers.learner()
+    engine = await peers.engine("rollout-0")
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.SNDHWM, 100)):
+        socket.setsockopt(option, value)
+    socket.connect(peers.endpoint)
+    sent, slowest_s = 0, 0.0
+    ends_s = time.monotonic() + 1.5
+    while time.monotonic() < ends_s:
+        for _ in range(100):
+            try:
+                socket.send_multipart([pack_head("status", 1, 0, RUN), b"\xc0"], zmq.NOBLOCK)
+                sent += 1
+            except zmq.Again:
+                break
+        started_s = time.monotonic()
+        await engine.heartbeat({})
+        slowest_s = max(slowest_s, time.monotonic() - started_s)
+    assert sent > 500
+    assert slowest_s < 1.0
+    assert rss_mib(process.child.pid) < 200
+    assert (await engine.status())["buffer"]["counters"].get("replies_lost", 0) > 0
+    socket.close()
+    context.term()
+    await peers.close()
+    await process.kill()
+
+
+async def test_a_second_buffer_at_the_same_port_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path / "a", settings()) as peers:
+        from buffer.server import BufferServer
+
+        second = BufferServer(settings(), tmp_path / "b", RUN, problem)
+        with pytest.raises(OSError, match=r"can't be bound: .*choose another buffer\.port"):
+            await second.start(peers.endpoint)
+        other = client(peers.endpoint, "monitor", "monitor-0")
+        assert (await other.status())["run"] == RUN
+        await other.close()
