@@ -1,4 +1,4 @@
-"""Taking: agrees with another statement of the rule, keeps what the next step needs, never stalls when all is finished."""
+"""Taking: agrees with another statement of the rule, keeps what the next step needs, never stalls when all is done."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def pools(draw: st.DrawFn) -> tuple[int, list[Ticket]]:
         more = sorted([*deadlines, 5 + ahead])
         if all(i < (d - 5 + 1) * P for i, d in enumerate(more)):
             deadlines.append(5 + ahead)
-    states = draw(st.lists(st.sampled_from(("finished", "leased")), min_size=len(deadlines), max_size=len(deadlines)))
+    done = draw(st.lists(st.booleans(), min_size=len(deadlines), max_size=len(deadlines)))
     pool = [
-        Ticket(group=i, problem_index=i, base=0, deadline=d, state=state)
-        for i, (d, state) in enumerate(zip(deadlines, states, strict=True))
+        Ticket(group=i, problem_index=i, base=0, deadline=d, state="finished" if done[i] else "leased")
+        for i, d in enumerate(deadlines)
     ]
     return P, pool
 

@@ -143,6 +143,6 @@ class OldBoundStays(Ledger):
 
 
 class CheckByCurrentS(Shell):
-    def check(self, ticket: Ticket, step: int, version: int) -> None:  # type: ignore[override]
+    def check(self, ticket: Ticket, step: int, version: int) -> None:
         if step - version > self.disk.S:
             raise LedgerError(f"{ticket} at step {step}")

@@ -20,7 +20,16 @@ from tests.law.shell import Shell
 STUCK_ROUNDS = 90
 """rounds of a second without any progress that count as a deadlock; more than all time-outs together"""
 
-EVENTS = {"tick": 10, "load": 6, "acknowledge": 8, "lease": 14, "work": 26, "decide": 8, "learner": 22, "churn": 3}
+EVENTS: dict[str, float] = {
+    "tick": 10,
+    "load": 6,
+    "acknowledge": 8,
+    "lease": 14,
+    "work": 26,
+    "decide": 8,
+    "learner": 22,
+    "churn": 3,
+}
 EVENTS |= {"hang": 1, "outage": 1.5, "learner_crash": 3, "crash": 1, "staleness": 3}
 """what happens in the first part, with its usual weight"""
 
