@@ -9,6 +9,7 @@ Invariant   no trajectory and no weight goes through Ray: its object store is as
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -32,6 +33,7 @@ NODE_RESOURCES: dict[str, tuple[str, ...]] = {
 OBJECT_STORE_BYTES = 80 << 20
 """Ray refuses less than 75 MiB."""
 POLL_S = 0.5
+
 
 def needed(recipe: Recipe) -> dict[str, int]:
     """How many of each role's resource a run takes."""
@@ -73,7 +75,7 @@ def has_accelerators() -> bool:
     return ray.cluster_resources().get("GPU", 0) > 0
 
 
-def connect(recipe: Recipe, *, address: str, namespace: str, directory: Path) -> None:
+def connect(recipe: Recipe, *, address: str, namespace: str, token: Path, scratch: Path) -> None:
     """Joins the cluster at `address`, or starts one of this host alone."""
     refuse_two_masks(os.environ)
     environment = dict(RAY)
@@ -88,22 +90,32 @@ def connect(recipe: Recipe, *, address: str, namespace: str, directory: Path) ->
         options["address"] = address
     else:
         environment |= ALONE
-        environment["RAY_AUTH_TOKEN_PATH"] = str(make_token(directory / "keys" / "ray-token"))
+        environment["RAY_AUTH_TOKEN_PATH"] = str(make_token(token))
         resources = {name: float(count) for name, count in needed(recipe).items()}
         options |= {
             "num_cpus": 1,
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "resources": resources,
+            "_temp_dir": str(scratch),
         }
     os.environ.update(environment)
     os.environ.pop("RAY_ADDRESS", None)
     import ray
 
+    _quiet_ray()
     try:
         ray.init(namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False, **options)
     except (ConnectionError, RuntimeError) as error:
         raise ConfigError(f"Ray at {address or 'this host'}: {error}") from error
+
+
+def _quiet_ray() -> None:
+    """What becomes of the roles is told by the driver; Ray would tell it again, a paragraph per process."""
+    import ray._private.worker as internals
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    internals.listen_error_messages = lambda worker, threads_stopped: None
 
 
 def wait_for_roles(recipe: Recipe, say: Callable[[str], None]) -> None:

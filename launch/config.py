@@ -13,11 +13,13 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from launch.tree import Recipe
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class ConfigError(ValueError):
@@ -51,7 +53,7 @@ def parse(tree: Mapping[str, Any], overrides: Sequence[str], source: str) -> Rec
     return validate(Recipe, merged, source)
 
 
-def validate(model: type[Recipe], tree: Mapping[str, Any], source: str) -> Recipe:
+def validate(model: type[_Model], tree: Mapping[str, Any], source: str) -> _Model:
     """Checks types and bounds; every fault is reported at once, one a line."""
     try:
         return model.model_validate_json(json.dumps(tree), strict=True)

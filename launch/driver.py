@@ -13,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
 import traceback
 import uuid
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from buffer.client import PeerSilent, Refused
 from launch import cluster, warden
 from launch.config import ConfigError
 from launch.environment import role_environment
@@ -28,11 +31,14 @@ from launch.prometheus import Exporter
 from launch.roles import RoleSpec, start
 from launch.run_directory import RunDirectory
 from launch.summary import write_summary
-from launch.supervisor import GiveUp, Kill, Supervisor
+from launch.supervisor import GiveUp, Kill, Pulse, Supervisor
 from launch.tree import Recipe
+from launch.view import snapshots
 
 TICK_S = 0.5
 POLL_TIMEOUT_S = 2.0
+FIGURES_TIMEOUT_S = 60.0
+CLIENT_ERRORS = (PeerSilent, Refused)
 
 
 class Outcome(Enum):
@@ -45,18 +51,19 @@ class Outcome(Enum):
 
 def drive(recipe: Recipe, *, address: str) -> int:
     """Runs it; the exit code."""
+    recipe = recipe.located()
     directory = RunDirectory.open(recipe)
     life = uuid.uuid4().hex[:12]
     marks = {"ROCSTAR_RUN": life}
-    guard = warden.watch_me(marks)
+    scratch = Path(tempfile.mkdtemp(prefix="rocstar-"))  # short: sockets lie in it
+    guard = warden.watch_me(marks, scratch)
     if not address:
         os.environ.update(marks)  # Ray's own processes inherit them
     try:
-        return asyncio.run(_Driver(recipe, directory, address, life).run()).value
+        return asyncio.run(_Driver(recipe, directory, address, life, scratch).run()).value
     finally:
         _shut_down()
         os.environ.pop("ROCSTAR_RUN", None)
-        warden.kill_marked(marks)
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait()
@@ -70,11 +77,13 @@ def _shut_down() -> None:
 
 
 class _Driver:
-    def __init__(self, recipe: Recipe, directory: RunDirectory, address: str, life: str) -> None:
+    def __init__(self, recipe: Recipe, directory: RunDirectory, address: str, life: str, scratch: Path) -> None:
         self._recipe, self._directory, self._address, self._life = recipe, directory, address, life
+        self._scratch = scratch
         self._handles: dict[str, Any] = {}
         self._interrupted = asyncio.Event()
         self._status: dict[str, Any] = {}
+        self._figures: dict[str, Any] = {}
         self._reason = ""
         self._started_s = time.monotonic()
         self._progress = Progress(recipe, directory.path)
@@ -83,9 +92,7 @@ class _Driver:
 
     async def run(self) -> Outcome:
         """Start, watch, stop, sum up."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._interrupted.set)
+        self._take_signals()
         outcome = Outcome.FAILED
         try:
             with self._progress:
@@ -101,7 +108,8 @@ class _Driver:
         summary = write_summary(
             self._recipe,
             self._directory.path,
-            self._status,
+            self._figures,
+            snapshots(self._status),
             outcome=outcome.name.lower(),
             reason=self._reason,
             wall_s=time.monotonic() - self._started_s,
@@ -118,9 +126,17 @@ class _Driver:
             self._reason = "a signal came while nodes were awaited"
             return Outcome.INTERRUPTED
         await connecting
+        self._take_signals()
         self._start_roles()
         with Exporter(self._recipe.metrics.prometheus_port) as exporter:
             return await self._watch(exporter)
+
+    def _take_signals(self) -> None:
+        """Done again after Ray's start, which puts a handler of its own for SIGTERM that ends the process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, self._interrupted.set)
 
     def _connect(self) -> None:
         self._progress.say("starting Ray" if not self._address else f"joining Ray at {self._address}")
@@ -128,7 +144,8 @@ class _Driver:
             self._recipe,
             address=self._address,
             namespace=f"rocstar-{self._life}",
-            directory=self._directory.path,
+            token=self._directory.path / "keys" / "ray-token",
+            scratch=self._scratch,
         )
         cluster.wait_for_roles(self._recipe, self._progress.say)
 
@@ -148,7 +165,7 @@ class _Driver:
                 )
                 self._handles[spec.name] = start(
                     spec,
-                    environment=role_environment(self._recipe, role),
+                    environment=role_environment(self._recipe, role, self._scratch),
                     max_restarts=self._recipe.run.max_restarts,
                     num_gpus=cluster.accelerators(self._recipe, role) if gpus else 0,
                 )
@@ -161,18 +178,18 @@ class _Driver:
 
     async def _watch(self, exporter: Exporter) -> Outcome:
         """Until the end, whichever it is."""
-        client = self._links.buffer_client(self._directory.run, role="driver", name="driver-0")
+        client = self._links.buffer_client(self._directory.run, role="monitor", name="driver", timeout_s=POLL_TIMEOUT_S)
         asking = asyncio.create_task(self._ask_status(client))
         try:
             while True:
                 gave_up = await self._supervise()
                 self._progress.show(self._status, self._supervisor.states())
-                exporter.update(self._status)
+                exporter.update(snapshots(self._status))
                 if gave_up:
                     self._reason = gave_up
                     return Outcome.FAILED
                 if self._status.get("state") == "done":
-                    self._reason = self._status.get("reason", "")
+                    self._reason = self._goal()
                     return Outcome.REACHED
                 if self._interrupted.is_set():
                     self._reason = f"a signal came; go on with `rocstar resume {self._recipe.directory}`"
@@ -183,11 +200,19 @@ class _Driver:
             await asyncio.gather(asking, return_exceptions=True)
             await client.close()
 
+    def _goal(self) -> str:
+        if self._status["next_step"] >= self._status["steps"]:
+            return f"all {self._status['steps']} steps are trained"
+        return f"after {self._status['next_step']} steps RoC found nothing more to learn from, or no problem is left"
+
     async def _supervise(self) -> str:
         """Polls every role and does what the supervisor says; the reason to give up, or ""."""
         polls = dict(zip(self._handles, await asyncio.gather(*map(self._poll, self._handles.values())), strict=True))
-        silent_s = {name: peer["silent_s"] for name, peer in self._status.get("peers", {}).items()}
-        for action in self._supervisor.observe(polls, silent_s=silent_s, now_s=time.monotonic()):
+        pulses = {
+            name: Pulse(epoch=peer["epoch"], age_s=peer["heartbeat_age_s"])
+            for name, peer in self._status.get("peers", {}).items()
+        }
+        for action in self._supervisor.observe(polls, pulses, now_s=time.monotonic()):
             match action:
                 case Kill(name=name, pid=pid, reason=reason):
                     self._progress.say(f"{name} {reason}: its process {pid} is ended, Ray starts another")
@@ -217,13 +242,10 @@ class _Driver:
         """Keeps `_status` fresh; while the buffer is away the last one stays, with no ages of heartbeats."""
         while True:
             try:
-                await client.connect()
-                while True:
-                    self._status = await client.status()
-                    await asyncio.sleep(TICK_S)
-            except self._links.client_errors():
+                self._status = await client.status()
+            except CLIENT_ERRORS:
                 self._status = {**self._status, "peers": {}}
-                await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_S)
 
     async def _stop(self, outcome: Outcome) -> None:
         """Drains: learner (it checkpoints), rollout and filter, then buffer and sandbox, each at most run.drain_s."""
@@ -232,7 +254,7 @@ class _Driver:
         patience_s = self._recipe.run.drain_s if outcome is not Outcome.FAILED else 3.0
         for roles in (("learner",), ("rollout", "filter"), ("buffer", "sandbox")):
             if roles[0] == "buffer":
-                await self._last_status()
+                await self._last_figures()
             names = [name for name in self._handles if name.rpartition("-")[0] in roles]
             if outcome is not Outcome.REACHED or roles[0] == "buffer":
                 for name in names:
@@ -248,11 +270,17 @@ class _Driver:
             await asyncio.sleep(0.1)
         self._progress.say(f"{', '.join(names)} did not end in {patience_s:g} s and will be ended")
 
-    async def _last_status(self) -> None:
-        client = self._links.buffer_client(self._directory.run, role="driver", name="driver-0")
+    async def _last_figures(self) -> None:
+        """What the buffer knows at the end: the index and every role's last snapshot."""
+        client = self._links.buffer_client(self._directory.run, role="monitor", name="driver", timeout_s=POLL_TIMEOUT_S)
         try:
-            await asyncio.wait_for(client.connect(), POLL_TIMEOUT_S)
             self._status = await asyncio.wait_for(client.status(), POLL_TIMEOUT_S)
+            self._figures = await self._ask_figures()
+        except (TimeoutError, *CLIENT_ERRORS):
+            self._progress.say("the buffer did not tell its last figures")
+        finally:
             await client.close()
-        except (TimeoutError, *self._links.client_errors()):
-            return
+
+    async def _ask_figures(self) -> dict[str, Any]:
+        call = self._handles["buffer-0"].figures.remote()
+        return dict(await asyncio.wait_for(asyncio.wrap_future(call.future()), FIGURES_TIMEOUT_S))

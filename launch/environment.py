@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from actors import platform
 from launch.config import ConfigError
@@ -28,10 +29,13 @@ ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Keeps a Ray of one node on 127.0.0.1; with it no node can join, so nodes of a cluster do without."""
 
 
-def role_environment(recipe: Recipe, role: str) -> dict[str, str]:
-    """What a role's process is started with; roles that share a host's cores take one thread each."""
+def role_environment(recipe: Recipe, role: str, scratch: Path) -> dict[str, str]:
+    """What a role's process is started with; roles that share a host's cores take one thread each.
+
+    `scratch` is for the temporary files of libraries, some of which leave them behind.
+    """
     device = detect_device() if recipe.rollout.device == "auto" else recipe.rollout.device
-    variables = {"OMP_NUM_THREADS": "1"}
+    variables = {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
     if role in ("rollout", "learner"):
         variables |= platform.environment(device, recipe.rollout)
     if role == "learner" and device == "cpu":

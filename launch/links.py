@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from buffer.client import BufferClient
+
 RETRY_S = 0.3
 
 
@@ -39,25 +41,27 @@ class Links:
 
         return resolve
 
-    async def _find(self, name: str) -> str:
+    async def rendezvous(self, name: str) -> str:
+        """Where the ranks that belong to the present life of `name` meet."""
+        return await self._find(name, "meeting")
+
+    async def _find(self, name: str, method: str = "endpoint") -> str:
         while True:
-            endpoint = await self._ask(name)
-            if endpoint:
-                return endpoint
+            answer = await self._ask(name, method)
+            if answer:
+                return answer
             await asyncio.sleep(RETRY_S)
 
-    async def _ask(self, name: str) -> str:
-        """Where the role listens; "" while it does not, or is restarting."""
+    async def _ask(self, name: str, method: str) -> str:
+        """The role's answer; "" while it has none, or is restarting."""
         import ray
 
         try:
             handle: Any = await asyncio.to_thread(ray.get_actor, name, self._namespace)
-            return await asyncio.wrap_future(handle.endpoint.remote().future())
+            return str(await asyncio.wrap_future(getattr(handle, method).remote().future()))
         except (ValueError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
             return ""
 
-    def buffer_client(self, run: str, *, role: str, name: str) -> Any:
+    def buffer_client(self, run: str, *, role: str, name: str, timeout_s: float = 120.0) -> BufferClient:
         """A client of the run's buffer."""
-        from buffer.client import BufferClient
-
-        return BufferClient(self.to("buffer-0"), run=run, role=role, name=name)
+        return BufferClient(self.to("buffer-0"), run=run, role=role, name=name, request_timeout_s=timeout_s)

@@ -12,6 +12,7 @@ import errno
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from actors.problems import ProblemError, ProblemStream
 from launch.config import ConfigError
@@ -111,12 +112,10 @@ def check_sizes(recipe: Recipe, shape: Shape) -> None:
 
 def check_chat(recipe: Recipe) -> None:
     """The tokenizer's template must be one that a conversation can be read off."""
-    from transformers import AutoTokenizer
-
     from actors.chat import Chat
 
     try:
-        chat = Chat(AutoTokenizer.from_pretrained(recipe.model.path, local_files_only=True), recipe.chat)
+        chat = Chat(_tokenizer(Path(recipe.model.path)), recipe.chat)
     except (ValueError, OSError, KeyError) as error:
         raise ConfigError(f"model.path = {recipe.model.path}: {error}") from error
     room = recipe.rollout.max_length - len(chat.prompt_ids("")) - 1
@@ -125,6 +124,16 @@ def check_chat(recipe: Recipe) -> None:
             f"rollout.max_length = {recipe.rollout.max_length} is filled by the chat template and chat.user alone: "
             f"raise it by more than {-room}"
         )
+
+
+def _tokenizer(folder: Path) -> Any:
+    """Without torch where the folder allows it: AutoTokenizer imports it, which takes seconds."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    if (folder / "tokenizer.json").is_file():
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def check_problems(recipe: Recipe) -> ProblemStream:

@@ -1,6 +1,6 @@
 """Metrics for Prometheus, on loopback, from the snapshot that every reader shares.
 
-Consumes    the buffer's status: a snapshot per role
+Consumes    a snapshot per role
 Produces    GET /metrics: rocstar_clock_seconds_total, rocstar_counter_total, rocstar_gauge, rocstar_histogram
 Waits for   nothing; scrapes are answered in a thread of their own
 Invariant   counters are cumulative, as the roles keep them; nothing is computed here
@@ -41,9 +41,9 @@ class Exporter(Collector):
             self._server.server_close()
             self._thread.join()
 
-    def update(self, status: dict[str, Any]) -> None:
-        """Takes the newest status."""
-        self._roles = status.get("roles", {})
+    def update(self, snapshots: dict[str, dict[str, Any]]) -> None:
+        """Takes the newest snapshots, by name of the role."""
+        self._roles = snapshots
 
     def collect(self) -> Iterator[Metric]:
         """What a scrape gets."""

@@ -11,6 +11,7 @@ Invariant   a body that fails ends its process, so that Ray restarts the role; a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import sys
@@ -71,11 +72,13 @@ class Role:
         self._spec = RoleSpec(**spec)
         self._born_s = time.monotonic()
         self._state, self._error, self._endpoint = "starting", "", ""
+        self.rendezvous = ""
         self._listening = threading.Event()
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         warden.kill_marked(self._spec.marks)
+        os.makedirs(os.environ["TMPDIR"], exist_ok=True)  # on hosts other than the driver's it is not there yet
         _log_to(Path(self._spec.directory) / "logs" / f"{self._spec.name}.log")
         threading.Thread(target=self._live, name=self._spec.name, daemon=True).start()
 
@@ -88,11 +91,22 @@ class Role:
         self._listening.wait(ENDPOINT_WAIT_S)
         return self._endpoint
 
+    def meeting(self) -> str:
+        """Where the ranks of this life of the learner meet; "" when that is not known yet."""
+        return self.rendezvous
+
+    def figures(self) -> dict[str, Any]:
+        """What the index says; asked of the buffer's role, whose host has the index."""
+        from launch.figures import figures
+
+        return figures(Path(self._spec.directory))
+
     def stop(self) -> None:
         """Ends the body in good order, as far as it knows how; `poll` tells when."""
         self._stop.set()
         if self._loop is not None and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            with contextlib.suppress(RuntimeError):  # the loop has closed: the body is at its end already
+                self._loop.call_soon_threadsafe(self._task.cancel)
 
     def listening(self, endpoint: str) -> None:
         """Said by the body once it accepts connections."""
@@ -106,7 +120,9 @@ class Role:
 
     def _live(self) -> None:
         try:
-            asyncio.run(self._body())
+            # Not uvloop, which Ray makes the default: its transports are not asyncio's own classes.
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                runner.run(self._body())
         except BaseException as error:  # the one boundary: whatever a body raises ends this life
             traceback.print_exc()
             self._fail(error)

@@ -1,10 +1,11 @@
 """Which roles are well: what the driver does about each, decided from what it saw.
 
-Consumes    answers of the roles to `poll` (None: no answer), ages of heartbeats as the buffer saw them, the time
+Consumes    answers of the roles to `poll` (None: no answer), heartbeats as the buffer saw them, the time
 Produces    `Kill`s and at most one `GiveUp`
 Waits for   nothing: a pure state machine
-Invariant   a role that starts is given run.start_timeout_s; one that ran is given buffer.dead_after_s; one that fails
-            MAX_FAILURES times without having run for WELL_AFTER_S in between ends the run
+Invariant   a role that starts is given run.start_timeout_s; one that ran is given buffer.dead_after_s, its heartbeat
+            PULSE_PATIENCE times that from this life's first one on; one that fails MAX_FAILURES times without having
+            run for WELL_AFTER_S in between ends the run
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 MAX_FAILURES = 4
 WELL_AFTER_S = 60.0
+PULSE_PATIENCE = 3.0
+"""A process that answers the driver but not the buffer may be inside a long call: it is given more time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,15 @@ class GiveUp:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pulse:
+    """What the buffer knows of a peer's heartbeat."""
+
+    epoch: int
+    """life of the peer, as the buffer counts them"""
+    age_s: float
+
+
 @dataclass(kw_only=True, slots=True)
 class _Watched:
     since_s: float
@@ -40,6 +52,10 @@ class _Watched:
     heard_s: float
     pid: int = 0
     state: str = "starting"
+    epoch: int = 0
+    """newest that the buffer told"""
+    epoch_before: int = 0
+    """that of the life before this one"""
     failures: int = 0
     failed_pid: int = 0
     error: str = ""
@@ -49,7 +65,7 @@ class Supervisor:
     """The roles of one run.
 
     Example:
-        actions = supervisor.observe({"rollout-0": None}, silent_s={"rollout-0": 12.0}, now_s=100.0)
+        actions = supervisor.observe({"rollout-0": None}, {"rollout-0": Pulse(epoch=3, age_s=12.0)}, now_s=100.0)
     """
 
     def __init__(self, names: Iterable[str], *, start_timeout_s: float, dead_after_s: float, now_s: float) -> None:
@@ -57,15 +73,18 @@ class Supervisor:
         self._start_timeout_s, self._dead_after_s = start_timeout_s, dead_after_s
 
     def observe(
-        self, polls: Mapping[str, Mapping[str, Any] | None], *, silent_s: Mapping[str, float], now_s: float
+        self, polls: Mapping[str, Mapping[str, Any] | None], pulses: Mapping[str, Pulse], *, now_s: float
     ) -> list[Kill | GiveUp]:
-        """What to do now. `silent_s` names peers that the buffer knows; it is empty while the buffer is away."""
+        """What to do now. `pulses` is empty while the buffer is away."""
         actions: list[Kill | GiveUp] = []
         for name, poll in polls.items():
             role = self._roles[name]
             if poll is not None:
                 self._hear(role, poll, now_s)
-            action = self._judge(name, role, silent_s.get(name, 0.0), now_s)
+            pulse = pulses.get(name)
+            action = self._judge(name, role, pulse, now_s)
+            if pulse is not None:
+                role.epoch = pulse.epoch
             if action is not None:
                 actions.append(action)
         return actions
@@ -83,7 +102,7 @@ class Supervisor:
 
     def _hear(self, role: _Watched, poll: Mapping[str, Any], now_s: float) -> None:
         if poll["pid"] != role.pid:
-            role.pid, role.since_s, role.state = poll["pid"], now_s, "starting"
+            role.pid, role.since_s, role.state, role.epoch_before = poll["pid"], now_s, "starting", role.epoch
         if poll["state"] == "running" and role.state != "running":
             role.since_s = now_s
         role.heard_s, role.state = now_s, poll["state"]
@@ -92,7 +111,7 @@ class Supervisor:
         if role.state == "failed" and role.failed_pid != role.pid:
             role.failures, role.failed_pid, role.error = role.failures + 1, role.pid, poll["error"]
 
-    def _judge(self, name: str, role: _Watched, silent_s: float, now_s: float) -> Kill | GiveUp | None:
+    def _judge(self, name: str, role: _Watched, pulse: Pulse | None, now_s: float) -> Kill | GiveUp | None:
         if role.failures >= MAX_FAILURES:
             return GiveUp(reason=f"{name} failed {role.failures} times, the last time with {role.error}")
         if role.state == "starting" and now_s - role.since_s > self._start_timeout_s:
@@ -102,10 +121,10 @@ class Supervisor:
         unheard_s = now_s - role.heard_s
         if unheard_s > self._dead_after_s:
             return self._kill(name, role, f"has not answered the driver for {unheard_s:.1f} s", now_s)
-        if silent_s > self._dead_after_s and now_s - role.since_s > 2 * self._dead_after_s:
-            return self._kill(name, role, f"has sent the buffer no heartbeat for {silent_s:.1f} s", now_s)
+        if pulse is not None and pulse.epoch > role.epoch_before and pulse.age_s > PULSE_PATIENCE * self._dead_after_s:
+            return self._kill(name, role, f"has sent the buffer no heartbeat for {pulse.age_s:.1f} s", now_s)
         return None
 
     def _kill(self, name: str, role: _Watched, reason: str, now_s: float) -> Kill:
-        role.state, role.since_s, role.heard_s = "starting", now_s, now_s
+        role.state, role.since_s, role.heard_s, role.epoch_before = "starting", now_s, now_s, role.epoch
         return Kill(name=name, pid=role.pid, reason=reason)

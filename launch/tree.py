@@ -9,6 +9,7 @@ Invariant   a dial stands in one table only; a tree that exists could be run
 from __future__ import annotations
 
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -130,6 +131,15 @@ class Recipe(_Table):
     def directory(self) -> str:
         """Of the run, as the user wrote it or as it follows from the name."""
         return self.run.directory or f"runs/{self.run.name}"
+
+    def located(self) -> Recipe:
+        """The same with absolute paths, so that it means the same from anywhere on this host."""
+        run = self.run.model_copy(update={"directory": str(Path(self.directory).absolute())})
+        model = self.model.model_copy(update={"path": str(Path(self.model.path).absolute())})
+        problems = self.problems
+        if problems.source in ("jsonl", "parquet") and problems.path is not None:
+            problems = problems.model_copy(update={"path": str(Path(problems.path).absolute())})
+        return self.model_copy(update={"run": run, "model": model, "problems": problems})
 
     @property
     def num_rollouts(self) -> int:

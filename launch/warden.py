@@ -1,8 +1,8 @@
 """Nothing outlives a run: ends the processes of a run, however their parents ended.
 
-Consumes    marks, i.e. environment variables such as ROCSTAR_RUN=abc that a run's processes inherit; end of file on
-            standard input
-Produces    SIGKILL to every process of this user that carries all marks
+Consumes    marks, i.e. environment variables such as ROCSTAR_RUN=abc that a run's processes inherit; their folder for
+            temporary files; end of file on standard input
+Produces    SIGKILL to every process of this user that carries all marks; the folder is removed
 Waits for   the end of the process that holds the other end of standard input
 Unblocked by  that process's end, SIGKILL included
 Invariant   a process without the marks is never touched, nor is the one that asks
@@ -13,11 +13,13 @@ A mark is read from the environment a process was started with, which forks shar
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 GRACE_S = 3.0
 """Given to processes that end by themselves when their parent does."""
@@ -62,15 +64,15 @@ def kill_marked(marks: Mapping[str, str], spare: Iterable[int] = ()) -> int:
         time.sleep(0.05)
 
 
-def watch_me(marks: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts a warden for the calling process: when the caller is gone, so is everything marked.
+def watch_me(marks: Mapping[str, str], scratch: Path | None = None) -> subprocess.Popen[bytes]:
+    """Starts a warden for the calling process: when the caller is gone, so are everything marked and `scratch`.
 
     Close its `stdin` to end it in good order. It carries no mark itself and ignores the terminal's signals.
     """
     environment = {key: value for key, value in os.environ.items() if key not in marks}
     arguments = [f"{key}={value}" for key, value in marks.items()]
     return subprocess.Popen(
-        [sys.executable, "-m", "launch.warden", *arguments],
+        [sys.executable, "-m", "launch.warden", str(scratch or ""), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -80,13 +82,16 @@ def watch_me(marks: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    marks = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    scratch, *arguments = sys.argv[1:]
+    marks = dict(argument.split("=", 1) for argument in arguments)
     assert marks, "a warden without marks would kill everything"
     sys.stdin.buffer.read()
     end_s = time.monotonic() + GRACE_S
     while marked(marks) and time.monotonic() < end_s:
         time.sleep(0.1)
     kill_marked(marks)
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,205 @@
+"""The body of each role: what runs inside its Ray actor.
+
+Consumes    a role's spec; endpoints of other roles, by name
+Produces    a running buffer, sandbox, RoC filter, rollout actor or learner rank
+Waits for   the run's end, which each role learns from the buffer; or being cancelled, which is the order to stop
+Invariant   each package's settings arrive here and nowhere else; nothing below knows of Ray or of recipes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launch.links import Links
+from launch.roles import Role, RoleSpec
+
+LOOPBACK = "127.0.0.1"
+RENDEZVOUS_CHECK_S = 1.0
+
+
+class RankRestarted(RuntimeError):
+    """Rank 0 of the learner began another life: this rank belongs to the one before."""
+
+
+async def buffer(spec: RoleSpec, role: Role) -> None:
+    """Holds the run until it is told to stop."""
+    from actors.problems import Problem, ProblemStream
+    from buffer import schema
+    from buffer.server import BufferServer
+
+    recipe = spec.settings()
+    stream = ProblemStream(recipe.problems, recipe.run.seed)
+
+    def record(problem: Problem) -> schema.Problem:
+        return schema.Problem(**asdict(problem))
+
+    def problem_at(index: int) -> schema.Problem | None:
+        return None if stream.exhausted(index) else record(stream.at(index))
+
+    server = BufferServer(
+        recipe.buffer_settings(), Path(spec.directory), spec.run, problem_at, [record(p) for p in stream.heldout]
+    )
+    role.listening(await server.start(f"tcp://{LOOPBACK}:{recipe.buffer.port or 0}"))
+    try:
+        await server.run_until_stopped()
+    except asyncio.CancelledError:
+        await server.stop()
+        raise
+
+
+async def sandbox(spec: RoleSpec, role: Role) -> None:
+    """Runs calls until it is told to stop; its figures go to the buffer, as those of every role."""
+    from sandbox.server import SandboxServer
+
+    recipe = spec.settings()
+    started_s = time.monotonic()
+    server = SandboxServer(recipe.sandbox)
+    role.listening(await server.start(f"tcp://{LOOPBACK}:0"))
+    client = Links(spec.namespace).buffer_client(spec.run, role=spec.role, name=spec.name)
+    try:
+        await client.connect()
+        while True:
+            await client.heartbeat(_sandbox_snapshot(spec, server.snapshot(), time.monotonic() - started_s))
+            await asyncio.sleep(recipe.buffer.heartbeat_s)
+    finally:
+        await server.stop()
+
+
+def _sandbox_snapshot(spec: RoleSpec, figures: dict[str, Any], wall_s: float) -> dict[str, Any]:
+    """A node serves many calls at once, so it keeps no clock; its figures are counters and present numbers."""
+    present = {key: figures.pop(key) for key in ("waiting", "placed", "clients", "shards")}
+    return {
+        "role": spec.role,
+        "name": spec.name,
+        "wall_s": wall_s,
+        "clock": {},
+        "waits_for": "" if present["placed"] else "calls",
+        "counters": figures,
+        "gauges": present,
+        "histograms": {},
+    }
+
+
+async def filter_(spec: RoleSpec, role: Role) -> None:
+    """Decides groups until the run is done."""
+    from actors.roc_filter import RocFilter
+
+    recipe = spec.settings()
+    body = RocFilter(
+        recipe.roc,
+        recipe.run.seed,
+        Links(spec.namespace).to("buffer-0"),
+        spec.name,
+        run=spec.run,
+        heartbeat_s=recipe.buffer.heartbeat_s,
+    )
+    role.running()
+    await body.run()
+
+
+async def learner(spec: RoleSpec, role: Role) -> None:
+    """Trains until the run is done. A rank that is not the first ends when the first begins another life."""
+    from learner.learner import Learner
+    from learner.trainer import TrainerSpec
+
+    recipe = spec.settings()
+    links = Links(spec.namespace)
+    watching = await _join_ranks(spec, role, links, recipe.learner.ranks)
+    body = Learner(
+        TrainerSpec(
+            run=spec.run,
+            model=Path(recipe.model.path),
+            directory=Path(spec.directory),
+            temperature=recipe.rollout.temperature,
+            learner=recipe.learner,
+            loss=recipe.loss,
+            publish=recipe.publish_settings(),
+        ),
+        resolve=links.to("buffer-0"),
+        rank=spec.index,
+        world=recipe.learner.ranks,
+        heartbeat_s=recipe.buffer.heartbeat_s,
+    )
+    role.listening(body.weights_endpoint or "none")
+    ended = await _whichever_first(body.run, watching)
+    print(f"{spec.name}: {ended}", flush=True)
+
+
+async def _join_ranks(spec: RoleSpec, role: Role, links: Links, world: int) -> Callable[[], Awaitable[None]] | None:
+    """Sets what torch reads to find the other ranks; for ranks after the first, what to watch meanwhile."""
+    os.environ.update(RANK=str(spec.index), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=LOOPBACK)
+    if spec.loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if spec.index == 0:
+        role.rendezvous = str(_free_port())
+        os.environ["MASTER_PORT"] = role.rendezvous
+        return None
+    meeting = await links.rendezvous("learner-0")
+    os.environ["MASTER_PORT"] = meeting
+
+    async def watch() -> None:
+        while await links.rendezvous("learner-0") == meeting:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(RENDEZVOUS_CHECK_S)
+        raise RankRestarted("learner-0 began another life: this rank starts again with it")
+
+    return watch
+
+
+async def _whichever_first(body: Callable[[], Awaitable[Any]], watching: Callable[[], Awaitable[None]] | None) -> Any:
+    """The body's result, unless what is watched raises first; being cancelled cancels the body alone."""
+    if watching is None:
+        return await body()
+    task, watcher = asyncio.ensure_future(body()), asyncio.ensure_future(watching())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.done():
+        watcher.result()
+    watcher.cancel()
+    return task.result()
+
+
+def _free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+async def rollout(spec: RoleSpec, role: Role) -> None:
+    """Generates until the run is done."""
+    from actors.rollout import RolloutActor
+
+    recipe = spec.settings()
+    links = Links(spec.namespace)
+    body = RolloutActor(
+        model=Path(recipe.model.path),
+        rollout=recipe.rollout,
+        weights=recipe.weights,
+        chat=recipe.chat,
+        buffer_resolve=links.to("buffer-0"),
+        sandbox_resolve=links.to_all("sandbox", recipe.sandbox.nodes),
+        weights_resolve=links.to("learner-0"),
+        name=spec.name,
+        run=spec.run,
+        heartbeat_s=recipe.buffer.heartbeat_s,
+    )
+    role.running()
+    await body.run()
+
+
+BODIES: dict[str, Callable[[RoleSpec, Role], Awaitable[None]]] = {
+    "buffer": buffer,
+    "sandbox": sandbox,
+    "filter": filter_,
+    "rollout": rollout,
+    "learner": learner,
+}
