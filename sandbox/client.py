@@ -218,7 +218,8 @@ class SandboxClient:
         if request is None:
             node.forget(name, cancel=False)
             return
-        if not isinstance(outcome, Result) or not outcome.infra or outcome.status is Status.CANCELLED:
+        retried = (Status.OVERLOADED, Status.INTERNAL)  # a node reports WORKER_LOST after its own second try
+        if not isinstance(outcome, Result) or outcome.status not in retried:
             self._settle(request, outcome)
             return
         if request.node is not node:

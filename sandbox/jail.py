@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,8 +72,6 @@ def enter(plan: JailPlan) -> None:
         return
     if platform.machine() != seccomp.MACHINE:
         raise Unavailable(f"the system call filter is written for {seccomp.MACHINE}, this is {platform.machine()}")
-    if not plan.first_uid:
-        attempt("user namespaces", _enter_user_namespace)
     attempt("a mount namespace", lambda: linux.unshare(linux.CLONE_NEWNS))
     attempt("network, IPC and UTS namespaces", _leave_network)
     attempt("a private mount tree", lambda: linux.mount(b"none", b"/", None, linux.MS_REC | linux.MS_PRIVATE))
@@ -84,9 +83,26 @@ def _leave_network() -> None:
     linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
 
 
+def become_own_root(plan: JailPlan) -> None:
+    """Without root's privileges: take them inside a user namespace, as process 1 of a pid namespace that it owns.
+
+    The calling process stays outside as a parent that ends when the other one does.
+    """
+    if not plan.full or plan.first_uid:
+        return
+    attempt("user namespaces", _enter_user_namespace)
+    pid = os.fork()
+    if pid:
+        os.closerange(3, 1 << 16)
+        os.close(0)
+        os.waitpid(pid, 0)
+        os._exit(0)
+    linux.die_with_parent(signal.SIGKILL)
+
+
 def _enter_user_namespace() -> None:
     uid, gid = os.getuid(), os.getgid()
-    linux.unshare(linux.CLONE_NEWUSER)
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"0 {uid} 1")
     _write("/proc/self/gid_map", f"0 {gid} 1")

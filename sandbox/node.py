@@ -128,10 +128,11 @@ class Node:
             self._window = parts[1]
             for name, verdict in parts[0]:
                 self._on_outcome(self, name, Verdict(verdict))
-        elif kind == wire.REFUSED and parts[0] == "hello first":  # the node started anew: it knows nothing of ours
+        elif kind == wire.REFUSED and parts[0] in (wire.HELLO_FIRST, wire.CLOSING):
             self.alive = False
             self._on_silent(self)
-            self._port.send(self._hello())
+            if parts[0] == wire.HELLO_FIRST:
+                self._port.send(self._hello())
 
     def close(self) -> None:
         """Say goodbye and disconnect."""

@@ -163,7 +163,7 @@ class Running:
         """Stop it; what it left is read when its exit is reported."""
         if self.reason is None and not self.done:
             self.reason = reason
-            self._slots.kill(self._slot, self._pid)
+            self._slots.kill(self._slot)
 
     def _read_output(self, fd: int) -> None:
         """Read what is there, up to the limit."""
@@ -204,7 +204,7 @@ class Running:
 
     def _end_lingering(self, slot: Slot, uses: int) -> None:
         if slot.uses == uses and slot.occupant is self:
-            self._slots.kill(slot, self._pid)
+            self._slots.kill(slot)
 
     def exited(self, wait_status: int, cpu_s: float, out_of_memory: bool) -> None:
         """Its process ended: take its last words, then judge."""

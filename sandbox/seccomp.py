@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable
 
 MACHINE = "x86_64"
 _AUDIT_ARCH_X86_64 = 0xC000_003E
@@ -23,7 +22,7 @@ _OFFSET_NR, _OFFSET_ARCH, _OFFSET_ARG0, _OFFSET_ARG1 = 0, 4, 16, 24
 _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 
 _CLONE, _IOCTL, _SOCKETPAIR = 56, 16, 53
-_SETPGID, _SETSID = 109, 112
+_SETPGID, _SETSID, _KILL_CALL = 109, 112, 62
 _LAST_KNOWN = 334
 
 # Ranges of allowed numbers, inclusive.
@@ -67,14 +66,21 @@ _SPECIAL = {
 }
 
 
-def _decisions(denied: Iterable[int]) -> list[tuple[int, bytes]]:
+# Without a pid namespace kill(-1, ...) would reach every process of the user.
+_KILL_BUT_ALL = (
+    _instruction(_LD_WORD, _OFFSET_ARG0) + _instruction(_JEQ, 0xFFFF_FFFF, 0, 1) + _refuse(errno.EPERM) + _PASS
+)
+
+
+def _decisions(keep_group: bool) -> list[tuple[int, bytes]]:
     """(first number, what to do from it on), ascending and without repetition."""
     action = {number: _refuse(errno.EPERM) for number in range(_LAST_KNOWN + 1)}
     for low, high in _ALLOWED:
         action.update(dict.fromkeys(range(low, high + 1), _PASS))
     action.update(dict.fromkeys(_NETWORK, _refuse(errno.EACCES)))
     action.update(_SPECIAL)
-    action.update(dict.fromkeys(denied, _refuse(errno.EPERM)))
+    if keep_group:
+        action |= {_SETPGID: _refuse(errno.EPERM), _SETSID: _refuse(errno.EPERM), _KILL_CALL: _KILL_BUT_ALL}
     unknown = _refuse(errno.ENOSYS)
     steps: list[tuple[int, bytes]] = []
     for number in range(max(action) + 2):
@@ -100,5 +106,5 @@ def assemble(*, keep_group: bool = False) -> bytes:
         + _instruction(_JEQ, _AUDIT_ARCH_X86_64, 1, 0)
         + _instruction(_RET, _KILL)
         + _instruction(_LD_WORD, _OFFSET_NR)
-        + _search(_decisions((_SETPGID, _SETSID) if keep_group else ()))
+        + _search(_decisions(keep_group))
     )

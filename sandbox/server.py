@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from sandbox.api import Call, Check, Result, Status, Verdict
 from sandbox.dispatch import Dispatch, Entry
 from sandbox.jail import JailPlan
 from sandbox.settings import SandboxSettings
-from sandbox.shard import Shard
+from sandbox.shard import Shard, StartRefused
 
 _TICK_S = 1.0
 _CLIENT_TTL_S = 30.0
@@ -68,17 +69,18 @@ class SandboxServer:
         Raises:
             StartRefused: the host lacks a piece of isolation.
         """
+        if curve is None and not bind.startswith(("tcp://127.", "tcp://localhost", "ipc:", "inproc:")):
+            raise ValueError(f"sandbox bind = {bind} listens beyond loopback: give the node CURVE keys")
+        sock = self._context.socket(zmq.ROUTER)
         try:
-            await asyncio.gather(*(self._start_shard(index) for index in range(self._settings.num_workers())))
-            sock = self._context.socket(zmq.ROUTER)
             sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
             if curve is not None:
                 sock.curve_publickey, sock.curve_secretkey = curve
                 sock.curve_server = True
-            elif not bind.startswith(("tcp://127.", "tcp://localhost", "ipc:", "inproc:")):
-                raise ValueError(f"sandbox bind = {bind} listens beyond loopback: give the node CURVE keys")
             sock.bind(bind)
+            await asyncio.gather(*(self._start_shard(index) for index in range(self._settings.num_workers())))
         except BaseException:
+            sock.close(linger=0)
             await self.stop()
             raise
         self._port = wire.Port(sock, self._on_message)
@@ -94,6 +96,8 @@ class SandboxServer:
             task.cancel()
         if self._port is not None:
             self._flush()
+            for identity in self._clients:
+                self._send(identity, wire.REFUSED, wire.CLOSING)
             self._port.close()
         await asyncio.gather(*(shard.stop() for shard in self._shards))
 
@@ -153,7 +157,7 @@ class SandboxServer:
             return
         client = self._clients.get(identity)
         if client is None:  # it was silent for long, or this node is new: it has to begin again
-            self._send(identity, wire.REFUSED, "hello first")
+            self._send(identity, wire.REFUSED, wire.HELLO_FIRST)
             return
         client.heard_s = now_s
         if kind == wire.PING:
@@ -256,10 +260,21 @@ class SandboxServer:
 
 
 def _plan(full: bool, index: int) -> JailPlan:
-    """How shard `index` walls its guests in: as root with uids of their own, else in a user namespace."""
-    effective = int(
-        next(line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line)[7:], 16
-    )
-    is_root = os.geteuid() == 0 and (not full or bool(effective >> _CAP_SYS_ADMIN & 1))
+    """How shard `index` walls its guests in: as root with uids of their own, else in a user namespace.
+
+    Raises:
+        StartRefused: root without namespaces, and a Python that only root can read.
+    """
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
+    can_mount = bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+    if os.geteuid() != 0 or (full and not can_mount):
+        return JailPlan(full=full, first_uid=0)
+    if not full and any(
+        path.stat().st_mode & 1 == 0 for path in (Path(sys.base_prefix), *Path(sys.base_prefix).parents)
+    ):
+        raise StartRefused(
+            f"sandbox.isolation = rlimits runs calls as users of their own, and those cannot read Python at "
+            f"{sys.base_prefix}: install it elsewhere, or run the node as an ordinary user"
+        )
     base = _UID_BASE + os.getpid() % _UID_BLOCKS * _UID_BLOCK + index * supervisor.UIDS_PER_SHARD % _UID_BLOCK
-    return JailPlan(full=full, first_uid=base if is_root else 0)
+    return JailPlan(full=full, first_uid=base)

@@ -137,15 +137,15 @@ class Slots:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._orders.send(zygote.ORDER.pack(zygote.PID, slot.index, 0, 0.0))
 
-    def kill(self, slot: Slot, pid: int = 0) -> None:
+    def kill(self, slot: Slot) -> None:
         """Kill everything in the slot; its exit report follows."""
         if self._closed:
             return
-        if not self._plan.full and pid:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, 9)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            slot.commands.send(zygote.KILL)
+            if self._plan.full:
+                slot.commands.send(zygote.KILL)
+            else:
+                self._orders.send(zygote.ORDER.pack(zygote.STOP, slot.index, 0, 0.0))
         uses = slot.uses
         self._loop.after(_CLEAN_S, lambda: self._replace(slot) if slot.uses == uses and slot.occupant else None)
 
@@ -168,13 +168,16 @@ class Slots:
 
     def _release(self, slot: Slot, status: int, cpu_s: float) -> None:
         occupant, slot.occupant = slot.occupant, None
-        if not self._plan.full:
-            shutil.rmtree(jail.plain_tmp(self.pid, slot.index), ignore_errors=True)
+        self._clear_tmp(slot)
         if slot not in self._free:
             self._free.append(slot)
         if occupant is not None:
             occupant.exited(status, cpu_s, slot.group is not None and status != 0 and slot.group.killed())
         self._on_free()
+
+    def _clear_tmp(self, slot: Slot) -> None:
+        if not self._plan.full:
+            shutil.rmtree(jail.plain_tmp(self.pid, slot.index), ignore_errors=True)
 
     def _on_report(self) -> None:
         try:
@@ -214,5 +217,6 @@ class Slots:
         for slot in self._slots:
             self._loop.forget(slot.commands.fileno())
             slot.commands.close()
+            self._clear_tmp(slot)
             if slot.group is not None:
                 slot.group.remove()

@@ -39,7 +39,7 @@ _AHEAD = 1
 """Jobs kept here beside the one that computes, so that the next starts without asking."""
 _STUCK_S = 0.05
 _MAX_MESSAGE_BYTES = 64 << 20
-_RESTART_S = 0.1
+_RESTART_S = 1.0
 _NEEDS_SCI = re.compile(r"\b(numpy|sympy|math_verify|scipy)\b")
 
 
@@ -56,7 +56,7 @@ class Supervisor:
         self._running: set[Running] = set()
         self._granted = 0
         self._starting = 0
-        self._restarts = 0
+        self._restarted_s = 0.0
         self._scheduling = False
         self._awaited: ProgramJob | GradeJob | None = None
 
@@ -105,10 +105,10 @@ class Supervisor:
         if self._starting:
             self._send([REFUSED, f"the {zygote.profile} zygote ended while it started; its message is in the log"])
             self._close()
-        self._restarts += 1
         self._send([LOST, ids])
         self._send([EVENT, "zygote_restarts", 1])
-        delay_s = min(_RESTART_S * 2 ** min(self._restarts, 6), 5.0) if self._restarts > 3 else 0.0
+        delay_s = _RESTART_S if time.monotonic() - self._restarted_s < _RESTART_S else 0.0
+        self._restarted_s = time.monotonic()
         self._loop.after(delay_s, lambda: self._restart(zygote.profile))
         self._schedule()
 

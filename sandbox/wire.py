@@ -20,6 +20,8 @@ from sandbox.api import Call, Limits, Result, Status
 VERSION = 1
 HELLO, RUN, CHECK, ACK, CANCEL, PING, BYE = "hello", "run", "check", "ack", "cancel", "ping", "bye"
 WELCOME, RESULTS, VERDICTS, PONG, REFUSED = "welcome", "results", "verdicts", "pong", "refused"
+HELLO_FIRST, CLOSING = "hello first", "closing"
+"""Reasons of REFUSED that mean: the node knows nothing of what you sent it."""
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_TEXT_CHARS = 4 << 20
 MAX_ID_CHARS = 200

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import gc
 import json
 import os
@@ -26,9 +27,9 @@ from typing import IO, NoReturn, TextIO
 
 from sandbox import answers, guest, jail, linux, seccomp
 
-SLOT, SPAWN, PID = 0, 1, 2
+SLOT, SPAWN, PID, STOP = 0, 1, 2, 3
 """Orders. SLOT carries [init's socket, the supervisor's end of it, cgroup.procs or nothing], SPAWN [control, stdout,
-stderr], the memory limit and the CPU limit."""
+stderr], the memory limit and the CPU limit. STOP kills the child's process group, where there are no namespaces."""
 ORDER = struct.Struct("<BHId")
 READY, EXITED, CHILD = 0, 1, 2
 """Reports: kind, slot, number, CPU-seconds. READY carries JSON text after the head; EXITED's number is the wait status,
@@ -130,9 +131,24 @@ class Zygote:
             self._make_slot(slot, fds)
         elif kind == SPAWN:
             self._spawn(slot, fds, memory_mib, cpu_s)
+        elif kind == STOP:
+            _kill_group(self._pid_in(slot))
         else:
-            pid = next((pid for pid, place in self._children.items() if place == slot), 0)
-            self._orders.send(REPORT.pack(CHILD, slot, pid, 0.0))
+            self._orders.send(REPORT.pack(CHILD, slot, self._host_pid(slot), 0.0))
+
+    def _pid_in(self, slot: int) -> int:
+        return next((pid for pid, place in self._children.items() if place == slot), 0)
+
+    def _host_pid(self, slot: int) -> int:
+        """The pid of the slot's child as the supervisor sees it; 0 when there is none."""
+        pid = self._pid_in(slot)
+        if not pid or not self._plan.full or self._plan.first_uid:
+            return pid
+        handle = os.pidfd_open(pid)
+        with open(os.open(f"self/fdinfo/{handle}", os.O_RDONLY, dir_fd=self._procfs)) as file:
+            pid = next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+        os.close(handle)
+        return max(pid, 0)
 
     def _make_slot(self, slot: int, fds: list[int]) -> None:
         """Start the init process of a slot's pid namespace; a slot that exists is replaced."""
@@ -180,8 +196,8 @@ class Zygote:
             os.dup2(fds[2], 2)
             ctl = _isolate_fds(ctl)
             jail.drop_privileges(self._plan, slot)
+            os.setsid()  # else kill(0, ...) would reach the processes of our group that run as the same user
             if not self._plan.full:
-                os.setpgid(0, 0)
                 linux.die_with_parent(signal.SIGKILL)
             jail.limit_call(self._base_data, memory_mib, cpu_s)
             linux.install_filter(self._program)
@@ -206,8 +222,17 @@ class Zygote:
                 return
             slot = self._children.pop(pid, None)
             if slot is not None:
+                if not self._plan.full:
+                    _kill_group(pid)
                 report = REPORT.pack(EXITED, slot, status, used.ru_utime + used.ru_stime)
                 os.write(self._slots[slot].commands, report)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a child and what it left behind; a child leads a group, which it and its descendants cannot leave."""
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _writer(fd: int) -> TextIO:
@@ -290,8 +315,10 @@ def main(plan_text: str, profile: str) -> NoReturn:
     linux.die_with_parent(signal.SIGKILL)
     orders = socket.socket(fileno=os.dup(0))
     os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
+    plan = jail.JailPlan(**json.loads(plan_text))
     try:
-        Zygote(orders, jail.JailPlan(**json.loads(plan_text)), profile).serve()
+        jail.become_own_root(plan)
+        Zygote(orders, plan, profile).serve()
     except jail.Unavailable as error:
         orders.send(REPORT.pack(READY, 1, 0, 0.0) + json.dumps({"missing": str(error)}).encode()[:60000])
         os._exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -68,13 +69,18 @@ class Node:
 
     def zygotes(self) -> list[int]:
         """Their process ids."""
-        return [pid for parent in self.supervisors() for pid in children(parent)]
+        own = [pid for parent in self.supervisors() for pid in children(parent)]
+        # Without root there is a parent in between, which stays outside the user namespace.
+        return own if os.getuid() == 0 else [pid for parent in own for pid in children(parent)]
 
     def guests(self) -> list[int]:
-        """Processes below the zygotes that are not a slot's init process (which is process 1 of its namespace)."""
-        return [pid for zygote in self.zygotes() for pid in children(zygote) if not is_init(pid)] + [
-            pid for zygote in self.zygotes() for init in children(zygote) for pid in children(init)
-        ]
+        """Processes in the slots, apart from the slots' init processes (process 1 of each namespace)."""
+        found = []
+        level = self.zygotes()
+        while level:
+            level = [pid for parent in level for pid in children(parent)]
+            found += [pid for pid in level if not is_init(pid)]
+        return found
 
     def close(self) -> None:
         """Stop both."""

@@ -12,8 +12,6 @@ import pytest
 from sandbox.api import Status, is_failure, is_infra
 from tests.sandbox_node import Node, eventually
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="as root; test_sandbox_rootless covers user namespaces")
-
 
 def _mounts() -> int:
     return len(Path("/proc/self/mountinfo").read_text().splitlines())
