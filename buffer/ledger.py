@@ -55,7 +55,7 @@ class Ledger:
     def restore(self, tickets: Iterable[Ticket], acked: int, members: Iterable[Member], next_step: int, S: int) -> None:
         """Take up what is on disk: all tickets (those that are over give the counts), the members of the previous life.
 
-        Those members hold `acked` as before until they speak or the shell removes them (`Presence`).
+        Those members hold `acked` as before until they speak or the shell removes them.
 
         Raises:
             LedgerError: the parts do not fit together, which one transaction per change rules out.

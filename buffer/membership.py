@@ -1,9 +1,9 @@
-"""Who is there: lives of engines and what they have loaded, heartbeats, deadlines to acknowledge.
+"""Engines: their lives, what they have loaded, their deadlines to acknowledge. Heartbeats: buffer/peers.py.
 
-Consumes    joins, acknowledged versions, heartbeats, removals, the time as an argument
-Produces    the live engines, the least version they have loaded, the names of the silent and of the late
+Consumes    joins, acknowledged versions, removals, publications, the time as an argument
+Produces    the live engines and what they have loaded; those that are late with an acknowledgement
 Waits for   nothing: pure state machines
-Invariant   only the newest epoch (one life of a peer) of a name is heard; a loaded version never falls within a life
+Invariant   only the newest epoch (one life) of an engine is heard; a loaded version never falls within a life
 """
 
 from __future__ import annotations
@@ -65,40 +65,6 @@ class Members:
         member = self._by_name.get(name)
         if member is not None and epoch in (None, member.epoch):
             del self._by_name[name]
-
-
-class Presence:
-    """Heartbeats of any peers: who has been silent for too long.
-
-    After a restart of the buffer the peers of its previous life are given to `restore`: they count as heard at its
-    start and expire from there, so that one that died meanwhile does not hold the run back for ever.
-    """
-
-    def __init__(self, dead_after_s: float) -> None:
-        self.dead_after_s = dead_after_s
-        self._heard: dict[str, tuple[int, float]] = {}
-
-    def restore(self, epochs: Iterable[tuple[str, int]], now_s: float) -> None:
-        self._heard = {name: (epoch, now_s) for name, epoch in epochs}
-
-    def heard(self, name: str, epoch: int, now_s: float) -> None:
-        """Any message of a peer. A higher epoch is its next life; a lower one is refused.
-
-        Raises:
-            FencedError: a revived life that another has replaced.
-        """
-        known = self._heard.get(name)
-        if known is not None and known[0] > epoch:
-            raise FencedError(f"{name}: epoch {epoch} is over, epoch {known[0]} is the current one; end this process")
-        self._heard[name] = (epoch, now_s)
-
-    def forget(self, name: str) -> None:
-        self._heard.pop(name, None)
-
-    def silent(self, now_s: float) -> list[tuple[str, int]]:
-        """(name, epoch) of those not heard for longer than `dead_after_s`; the shell removes and forgets them."""
-        limit = self.dead_after_s
-        return [(name, epoch) for name, (epoch, last_s) in self._heard.items() if now_s - last_s > limit]
 
 
 @dataclass(slots=True)

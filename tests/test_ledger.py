@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from buffer.ledger import Ledger
 from buffer.membership import Member
 from buffer.tickets import FencedError, LedgerError, Ticket, check_promise
-from tests.law.world import World, plan_of, run_history
+from tests.law.judge import plan_of
+from tests.law.world import World, run_history
 
 SEEDS = st.integers(0, 2**32)
 

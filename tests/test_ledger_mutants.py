@@ -15,13 +15,14 @@ import pytest
 
 from buffer.leases import Leases
 from buffer.ledger import Ledger
-from buffer.membership import AckDeadlines, Presence
+from buffer.membership import AckDeadlines
+from buffer.peers import Peers
 from tests.law import mutants_restart as restart
 from tests.law import mutants_taking as taking
 from tests.law import mutants_tickets as tickets
-from tests.law.judge import Violation
+from tests.law.judge import Violation, plan_of
 from tests.law.shell import Shell
-from tests.law.world import World, plan_of, run_history
+from tests.law.world import World, run_history
 
 SEARCHED = 300
 """histories tried before a mutant counts as survived"""
@@ -125,7 +126,7 @@ def world_with(mutant: type) -> type[World]:
     parts = {
         Ledger: "ledger_class",
         Leases: "leases_class",
-        Presence: "presence_class",
+        Peers: "peers_class",
         AckDeadlines: "deadlines_class",
     }
     part = next(name for base, name in parts.items() if issubclass(mutant, base))

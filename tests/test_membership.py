@@ -1,23 +1,10 @@
-"""Who is there: heartbeats and deadlines to acknowledge."""
+"""Deadlines to acknowledge a version."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from buffer.membership import AckDeadlines, Member, Presence
-from buffer.tickets import FencedError
-
-
-def test_peers_of_the_previous_life_expire_from_the_start() -> None:
-    presence = Presence(10.0)
-    presence.restore([("rollout-0", 3), ("rollout-1", 1)], 100.0)
-    presence.heard("rollout-0", 3, 105.0)
-    assert presence.silent(110.0) == []
-    assert presence.silent(110.5) == [("rollout-1", 1)]
-    with pytest.raises(FencedError, match="epoch 2 is over"):
-        presence.heard("rollout-0", 2, 111.0)
+from buffer.membership import AckDeadlines, Member
 
 
 def test_acknowledgement_deadlines_stop_without_a_learner_and_count_from_the_last_acknowledgement() -> None:

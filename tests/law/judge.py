@@ -6,13 +6,16 @@ Produces    a Violation as soon as the law is broken
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from buffer.leases import RolloutState
 from buffer.membership import Member
+from buffer.peers import Peer
 from buffer.tickets import ACTIVE, OUTSTANDING, FencedError, Ticket
+from buffer.wire import Refusal
 
 LEASE_S, DEAD_S, GROUP_S, ACK_S = 5.0, 8.0, 25.0, 12.0
 
@@ -43,6 +46,28 @@ class Plan:
     stuck_joiner: bool
 
 
+def plan_of(seed: int, **fixed: Any) -> Plan:
+    """The history's parameters, drawn from its seed."""
+    rng = random.Random(f"plan/{seed}")
+    P = rng.choice((1, 2, 2, 3, 4))
+    steps = rng.choice((3, 6, 9))
+    plenty = rng.random() < 0.7
+    drawn: dict[str, Any] = {
+        "P": P,
+        "S": rng.choice((0, 1, 1, 2, 3)),
+        "steps": steps,
+        "drop": rng.choice((0.0, 0.3, 0.3, 0.7)),
+        "problems": steps * P * 6 if plenty else rng.randrange(1, steps * P * 2),
+        "epoch_size": rng.choice((3, 5, 7)),
+        "num_engines": rng.choice((1, 2, 3)),
+        "num_rollouts": rng.choice((1, 2)),
+        "events": rng.choice((0, 100, 250)),
+        "moves_S": rng.random() < 0.4,
+        "stuck_joiner": rng.random() < 0.3,
+    }
+    return Plan(seed=seed, **(drawn | fixed))
+
+
 @dataclass(slots=True)
 class Disk:
     """What survives a crash of the buffer."""
@@ -58,7 +83,7 @@ class Disk:
     batches: dict[int, tuple[int, ...]] = field(default_factory=dict)
     published: tuple[int, int] = (-1, -1)
     checkpoints: dict[int, tuple[Any, ...]] = field(default_factory=lambda: {0: ()})
-    epochs: dict[str, int] = field(default_factory=dict)
+    peers: dict[str, Peer] = field(default_factory=dict)
     goal: bool = False
 
 
@@ -147,6 +172,6 @@ def expect_fenced(call: Callable[[], Any], who: str) -> None:
     """A late message must be refused."""
     try:
         call()
-    except FencedError:
+    except (FencedError, Refusal):
         return
     raise Violation("rule", f"{who} was heard, although it is over")

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from buffer.leases import Leases, RolloutState
-from buffer.membership import AckDeadlines, Member, Presence
+from buffer.membership import AckDeadlines, Member
+from buffer.peers import Peer, Peers
 from tests.law.shell import Shell
 from tests.law.world import World
 
@@ -100,9 +101,9 @@ class SameLineage(World):
         super().serve(1, version, content)
 
 
-class OldEpochsHeard(Presence):
-    def heard(self, name: str, epoch: int, now_s: float) -> None:
-        self._heard[name] = (epoch, now_s)
+class OldEpochsHeard(Peers):
+    def check(self, name: str, epoch: int) -> Peer:
+        return self.by_name[name]
 
 
 class DeadlinesRunWithoutLearner(AckDeadlines):

@@ -11,7 +11,7 @@ from typing import Any
 
 from buffer.leases import Leases
 from buffer.ledger import Ledger
-from buffer.membership import NOTHING, Member, Presence
+from buffer.membership import NOTHING, Member
 from buffer.tickets import Ticket
 from tests.law.shell import Shell
 
@@ -102,9 +102,11 @@ class MembersForgotten(Ledger):
         super().restore(tickets, acked, [], next_step, S)
 
 
-class PreviousLifeStays(Presence):
-    def restore(self, epochs: Iterable[tuple[str, int]], now_s: float) -> None:
-        pass
+class PreviousLifeStays(Shell):
+    def restore_peers(self) -> None:
+        super().restore_peers()
+        for peer in self.peers.by_name.values():
+            peer.heard_s = float("inf")
 
 
 class AckByLineage(Shell):

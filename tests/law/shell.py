@@ -13,8 +13,10 @@ from typing import Any
 
 from buffer.leases import Leases, worth_closing
 from buffer.ledger import Ledger
-from buffer.membership import AckDeadlines, Presence
+from buffer.membership import AckDeadlines
+from buffer.peers import Peer, Peers
 from buffer.tickets import OUTSTANDING, Ticket, check_promise
+from buffer.wire import Hello
 from tests.law.judge import ACK_S, DEAD_S, GROUP_S, LEASE_S, Disk, Judge, Plan, Violation, reference_batch
 
 
@@ -23,7 +25,7 @@ class Shell:
 
     ledger_class: type[Ledger] = Ledger
     leases_class: type[Leases] = Leases
-    presence_class: type[Presence] = Presence
+    peers_class: type[Peers] = Peers
     deadlines_class: type[AckDeadlines] = AckDeadlines
     check = staticmethod(check_promise)
     worth = staticmethod(worth_closing)
@@ -35,6 +37,7 @@ class Shell:
         self.judge = Judge(self.disk, literal)
         self.learner_serving = False
         self.learner_lineage = 0
+        self.num_lives = 0
         self.start()
 
     def start(self) -> None:
@@ -52,11 +55,8 @@ class Shell:
         for group in self.leases.groups:
             if any(k[0] == group for k in disk.rollouts):
                 self.judge.first_leased_s[group] = self.judge.live_s
-        self.presence = self.presence_class(DEAD_S)
-        self.presence.restore([(m.name, m.epoch) for m in disk.members.values()], self.now_s)
+        self.restore_peers()
         self.judge.heard_s = dict.fromkeys(disk.members, self.now_s)
-        self.lineages = self.presence_class(float("inf"))
-        self.lineages.restore([("learner", self.learner_lineage)], self.now_s)
         self.deadlines = self.deadlines_class(ACK_S)
         self.judge.served_at_s = {}
         if disk.published[1] >= 0:
@@ -73,16 +73,27 @@ class Shell:
 
     # Engines
 
+    def restore_peers(self) -> None:
+        """The previous life's peers count as heard now."""
+        self.peers = self.peers_class()
+        self.peers.by_name = {name: replace(peer, heard_s=self.now_s) for name, peer in self.disk.peers.items()}
+
+    def say_hello(self, role: str, name: str) -> Peer:
+        self.num_lives += 1
+        peer, _ = self.peers.hello(Hello(role=role, name=name, life=f"{self.num_lives:08}"), self.now_s)
+        self.disk.peers[name] = replace(peer)
+        return peer
+
     def hello(self, name: str) -> int:
-        epoch = self.disk.epochs[name] = self.disk.epochs.get(name, 0) + 1
+        peer = self.say_hello("rollout", name)
         self.judge.gone(name)
-        self.heard(name, epoch)
+        self.judge.heard_s[name] = self.now_s
         self.free(self.leases.release_engine(name))
-        self.commit(self.ledger.join(name, epoch))
-        return epoch
+        self.commit(self.ledger.join(name, peer.epoch))
+        return peer.epoch
 
     def heard(self, name: str, epoch: int) -> None:
-        self.presence.heard(name, epoch, self.now_s)
+        self.peers.check(name, epoch).heard_s = self.now_s
         self.judge.heard_s[name] = self.now_s
 
     def acknowledge(self, name: str, epoch: int, lineage: int, version: int) -> None:
@@ -93,7 +104,9 @@ class Shell:
 
     def gone(self, name: str, epoch: int) -> None:
         self.judge.gone(name)
-        self.presence.forget(name)
+        if name in self.peers.by_name and self.peers.by_name[name].epoch == epoch:
+            self.peers.by_name[name].state = "dead"
+            self.disk.peers[name] = replace(self.peers.by_name[name])
         self.free(self.leases.release_engine(name, epoch))
         self.commit(self.ledger.remove(name, epoch))
 
@@ -163,8 +176,9 @@ class Shell:
             since_s = min(s for v, s in judge.served_at_s.items() if v > member.version)
             judge.rule(judge.served_s - since_s > ACK_S - 2, f"{member} is fenced after {judge.served_s - since_s} s")
             self.gone(member.name, member.epoch)
-        for name, epoch in self.presence.silent(self.now_s):
-            self.gone(name, epoch)
+        for peer in self.peers.silent(DEAD_S, self.now_s):
+            if peer.role == "rollout":
+                self.gone(peer.name, peer.epoch)
         for name in self.disk.members:
             judge.rule(self.now_s - judge.heard_s[name] <= DEAD_S, f"{name} is silent and still a member")
         self.free(self.leases.expired(self.now_s))
@@ -222,12 +236,11 @@ class Shell:
     # Learner
 
     def learner_hello(self) -> int:
-        self.learner_lineage += 1
-        self.fence_learner(self.learner_lineage)
+        self.learner_lineage = self.say_hello("learner", "learner").epoch
         return self.learner_lineage
 
     def fence_learner(self, lineage: int) -> None:
-        self.lineages.heard("learner", lineage, self.now_s)
+        self.peers.check("learner", lineage)
 
     def take(self, lineage: int, step: int) -> tuple[int, ...] | None:
         self.fence_learner(lineage)

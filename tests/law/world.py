@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buffer.tickets import FencedError, LedgerError
+from buffer.wire import Refusal
 from tests.law.judge import Plan, Violation, expect_fenced, leaks
 from tests.law.learner import Learner
 from tests.law.shell import Shell
@@ -32,28 +33,6 @@ EVENTS: dict[str, float] = {
 }
 EVENTS |= {"hang": 1, "outage": 1.5, "learner_crash": 3, "crash": 1, "staleness": 3}
 """what happens in the first part, with its usual weight"""
-
-
-def plan_of(seed: int, **fixed: Any) -> Plan:
-    """The history's parameters, drawn from its seed."""
-    rng = random.Random(f"plan/{seed}")
-    P = rng.choice((1, 2, 2, 3, 4))
-    steps = rng.choice((3, 6, 9))
-    plenty = rng.random() < 0.7
-    drawn: dict[str, Any] = {
-        "P": P,
-        "S": rng.choice((0, 1, 1, 2, 3)),
-        "steps": steps,
-        "drop": rng.choice((0.0, 0.3, 0.3, 0.7)),
-        "problems": steps * P * 6 if plenty else rng.randrange(1, steps * P * 2),
-        "epoch_size": rng.choice((3, 5, 7)),
-        "num_engines": rng.choice((1, 2, 3)),
-        "num_rollouts": rng.choice((1, 2)),
-        "events": rng.choice((0, 100, 250)),
-        "moves_S": rng.random() < 0.4,
-        "stuck_joiner": rng.random() < 0.3,
-    }
-    return Plan(seed=seed, **(drawn | fixed))
 
 
 @dataclass(slots=True)
@@ -297,7 +276,7 @@ def run_history(plan: Plan, world: type[World] = World, *, literal: bool = True)
     history = world(plan, literal=literal)
     try:
         history.run()
-    except FencedError as error:
+    except (FencedError, Refusal) as error:
         raise Violation("rule", f"a living peer was refused: {error}") from error
     except LedgerError as error:
         raise Violation("promise", str(error)) from error
