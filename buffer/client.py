@@ -115,7 +115,10 @@ class BufferClient:
         await self._ask("exclude", excluded)
 
     async def renew(self, keys: Sequence[RolloutKey]) -> list[RolloutKey]:
-        """This engine still works on `keys`; returns those that are not its own any more: stop them."""
+        """This engine still works on `keys`, all of them; returns those that are not its own any more: stop them.
+
+        A lease that goes unnamed for `dead_after_s` is given to others: its answer was lost.
+        """
         return list(await self._ask("renew", tuple(keys), urgent=True))
 
     async def loaded(self, loaded: Loaded) -> None:

@@ -69,6 +69,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
   attempt INTEGER NOT NULL,          -- number of the latest lease, from 1; 0 before the first
   engine TEXT NOT NULL DEFAULT '',   -- name of the peer that held or holds that lease
   epoch INTEGER NOT NULL DEFAULT 0,  -- of that peer
+  lease_seq INTEGER,                 -- number of that peer's request which the lease answered
   leased_unix_s REAL,
   finished_unix_s REAL,
   excluded_reason TEXT NOT NULL DEFAULT '',

@@ -17,6 +17,8 @@ from buffer.wire import Hello, Reason, Refusal
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}(-[a-z0-9]{1,16})?")
 MAX_PEERS = 4096
+MAX_GRANTS = 64
+"""requests of a peer whose leases are remembered: as many as its window holds"""
 ROLES = ("rollout", "filter", "learner", "sandbox", "driver", "monitor", "buffer")
 
 
@@ -47,7 +49,7 @@ class Peer:
 
     def remember_grant(self, seq: int, granted: list[tuple[int, int, int]]) -> None:
         self.granted[seq] = granted
-        while len(self.granted) > 8:
+        while len(self.granted) > MAX_GRANTS:
             del self.granted[min(self.granted)]
 
 

@@ -174,10 +174,12 @@ def _restore_leases(run: RunState, storage: Storage, now: Now) -> None:
         if not group.scored:
             run.leases.open(group.group, group.base, group.deadline, group.kind, len(group.rollouts))
     states = []
-    for number, rollout, state, attempt, engine, epoch in storage.index.rows(
-        "SELECT group_id, rollout, rollouts.state, attempt, engine, epoch FROM groups JOIN rollouts USING (group_id) "
-        f"WHERE {_OPEN}"
+    for number, rollout, state, attempt, engine, epoch, seq in storage.index.rows(
+        "SELECT group_id, rollout, rollouts.state, attempt, engine, epoch, lease_seq FROM groups "
+        f"JOIN rollouts USING (group_id) WHERE {_OPEN}"
     ):
+        if state == "leased" and seq is not None and run.peers.by_name[engine].epoch == epoch:
+            run.peers.by_name[engine].granted.setdefault(seq, []).append((number, rollout, attempt))
         if not run.groups[number].scored:
             hold = _HOLDS[state]
             states.append(

@@ -162,7 +162,7 @@ class Service:
             if not granted:
                 return PARKED
             peer.remember_grant(request.seq, granted)
-            self._write_grants(peer, granted, now)
+            self._write_grants(peer, request.seq, granted, now)
         leases = [self._lease_of(group, rollout, attempt) for group, rollout, attempt in granted]
         resumed = [i for i, lease in enumerate(leases) if run.groups[lease.group].rollouts[lease.rollout].num_turns]
         return Read(lambda: self._with_turns(leases, resumed)) if resumed else tuple(leases)
@@ -171,16 +171,16 @@ class Service:
         state = self.run.leases.state(granted[0], granted[1])
         return state is not None and (state.engine, state.epoch, state.attempt) == (peer.name, peer.epoch, granted[2])
 
-    def _write_grants(self, peer: Peer, granted: list[tuple[int, int, int]], now: Now) -> None:
+    def _write_grants(self, peer: Peer, seq: int, granted: list[tuple[int, int, int]], now: Now) -> None:
         run = self.run
         for group, rollout, attempt in granted:
             run.put(
                 (
-                    "INSERT INTO rollouts (group_id, rollout, state, attempt, engine, epoch, leased_unix_s) "
-                    "VALUES (?, ?, 'leased', ?, ?, ?, ?) ON CONFLICT (group_id, rollout) DO UPDATE SET "
+                    "INSERT INTO rollouts (group_id, rollout, state, attempt, engine, epoch, lease_seq, leased_unix_s) "
+                    "VALUES (?, ?, 'leased', ?, ?, ?, ?, ?) ON CONFLICT (group_id, rollout) DO UPDATE SET "
                     "state = 'leased', attempt = excluded.attempt, engine = excluded.engine, epoch = excluded.epoch, "
-                    "leased_unix_s = excluded.leased_unix_s",
-                    (group, rollout, attempt, peer.name, peer.epoch, now.unix_s),
+                    "lease_seq = excluded.lease_seq, leased_unix_s = excluded.leased_unix_s",
+                    (group, rollout, attempt, peer.name, peer.epoch, seq, now.unix_s),
                 )
             )
         for group in dict.fromkeys(group for group, _, _ in granted):
@@ -217,7 +217,14 @@ class Service:
     def _renew(self, request: Request, now: Now) -> tuple[RolloutKey, ...]:
         if len(request.record) > MAX_KEYS:
             raise Refusal(Reason.TOO_LARGE, f"{len(request.record)} keys exceed {MAX_KEYS}")
-        return tuple(self.run.leases.renew(request.peer.name, request.peer.epoch, request.record, now.s))
+        peer, leases = request.peer, self.run.leases
+        lost = leases.renew(peer.name, peer.epoch, request.record, now.s)
+        since_s = now.s + self.run.settings.lease_s - self.run.settings.dead_after_s
+        for key in leases.held_by(peer.name):
+            state = leases.state(*key)
+            if state is not None and state.expires_s < since_s:  # it does not know of it: the answer was lost
+                state.expires_s = min(state.expires_s, now.s - 1.0)
+        return tuple(lost)
 
     def _take(self, request: Request, now: Now) -> Any:
         step = request.record.step

@@ -33,9 +33,10 @@ class Trial:
         self.acknowledged: dict[tuple[int, int, int], list[int]] = {}
         self.version = 0
         self.batches: dict[int, Any] = {}
-        self.over = asyncio.Event()
+        self.over, self.published = asyncio.Event(), asyncio.Event()
 
     async def engine(self, name: str) -> None:
+        await self.published.wait()
         engine = await self.peers.engine(name)
         loaded = 0
         while not self.over.is_set():
@@ -68,6 +69,7 @@ class Trial:
 
     async def learner(self) -> None:
         learner = await self.peers.learner()
+        self.published.set()
         for step in range(self.steps):
             while (batch := await learner.take(step, 1.0)) is None:
                 pass
