@@ -38,6 +38,8 @@ REPORT = struct.Struct("<BHid")
 KILL = b"K"
 """What the supervisor sends a slot's init to have everything in the slot killed."""
 MAX_ORDER_FDS = 4
+# signal.signal without its conversion to enum members, which costs a child 0.2 ms of page faults.
+_set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
 _CTL_FD = 3
 
 _STDLIB = (
@@ -187,7 +189,7 @@ class Zygote:
         ctl = fds[0]
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _set_handler(signal.SIGCHLD, signal.SIG_DFL)
             cgroup = self._slots[slot].cgroup
             if cgroup is not None:
                 os.write(cgroup, b"0")

@@ -102,6 +102,14 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie (whose parent has yet to ask for its status)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def is_init(pid: int) -> bool:
     """Whether a process is number 1 of its pid namespace."""
     return namespace_pid(pid) == 1

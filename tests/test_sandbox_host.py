@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.api import Status
-from tests.sandbox_node import Node, children, eventually
+from tests.sandbox_node import Node, alive, children, eventually
 
 _ROOT = Path(__file__).resolve().parent.parent
 _START = """
@@ -119,4 +119,4 @@ def test_a_killed_part_takes_everything_below_along(victim: str) -> None:
         os.kill(depth[victim], signal.SIGKILL)
         assert eventually(lambda: _name(sleeper) != "sleep", 5)
         server.kill()
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), 5)
+        assert eventually(lambda: not any(alive(pid) for pid in below), 5)

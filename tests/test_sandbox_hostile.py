@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.api import Status, is_failure, is_infra
-from tests.sandbox_node import Node, eventually
+from tests.sandbox_node import Node, alive, eventually
 
 
 def _mounts() -> int:
@@ -31,7 +31,7 @@ def node() -> Iterator[Node]:
         processes = node.supervisors() + node.zygotes()
     finally:
         node.close()
-    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+    assert eventually(lambda: not any(alive(pid) for pid in processes))
     assert _mounts() == mounts
     assert not {name for name in set(os.listdir("/tmp")) - files if name.startswith("rocstar")}
     assert set(_groups()) <= groups, "a cgroup was left behind"
