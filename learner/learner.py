@@ -22,20 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from buffer.client import BufferClient
-
+from buffer.client import BufferClient, Refused
 from buffer.meters import Meters
-from buffer.schema import Batch, RolloutKey, Trajectory, Welcome
+from buffer.schema import Batch, Trajectory, Welcome
+from buffer.wire import Reason
 from learner.step_log import StepLog
 from learner.trainer import StepReport, Trainer, TrainerSpec
 from learner.weights import WeightServer
 
 TAKE_WAIT_S = 2.0
 """One request for a batch is held this long; in between the other ranks hear that rank 0 lives."""
-FETCH_BYTES = 16 * 2**20
-"""Trajectories asked for in one request."""
-BYTES_PER_TOKEN = 16
-"""of a trajectory on the wire, rounded up: id 4, log-prob 4, version 4, mask 1"""
 
 Phase = Literal["restored", "taken", "trained", "checkpointed", "recorded", "published"]
 Ended = Literal["done", "interrupted"]
@@ -81,6 +77,7 @@ class Learner:
         self._log = StepLog(self._meters, spec.directory / "metrics" / "steps.jsonl" if rank == 0 else None)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner-engine")
         self._stop = asyncio.Event()
+        self._beat = asyncio.Event()
         self._state = "running"
         self._saved = -1
         self._trainer: Trainer
@@ -127,6 +124,7 @@ class Learner:
         """Heartbeats with metrics; raises what should end this life."""
         while True:
             self._state = await self._client.heartbeat(self._meters.snapshot(time.monotonic()))
+            self._beat.set()
             if self._server is not None:
                 for key, value in self._server.counts.items():
                     self._meters.gauge(f"weights_{key}", value)
@@ -191,7 +189,15 @@ class Learner:
 
     async def _take(self, step: int) -> Batch | None:
         self._enter("starved", f"the batch of step {step} from the buffer")
-        batch = await self._client.take(step, TAKE_WAIT_S)
+        try:
+            batch = await self._client.take(step, TAKE_WAIT_S)
+        except Refused as refused:
+            if refused.reason != Reason.NOT_ALLOWED:
+                raise
+            self._enter("starved", "the run's end: the last step is trained")
+            self._beat.clear()
+            await self._beat.wait()
+            batch = None
         if batch is not None:
             self._on_phase("taken", step)
         return batch
@@ -251,17 +257,11 @@ class Learner:
         return None
 
     async def _fetch(self, batch: Batch) -> list[Trajectory]:
-        """This rank's share, a bounded number of bytes at a time."""
+        """This rank's share."""
         self._enter("starved", f"trajectories of step {batch.step} from the buffer")
         started_s = time.monotonic()
-        lengths = {
-            (group.group, rollout): tokens
-            for group in batch.groups
-            for rollout, tokens in zip(group.rollouts, group.num_tokens, strict=True)
-        }
-        trajectories: list[Trajectory] = []
-        for part in split_by_bytes(self._trainer.share(batch), lengths):
-            trajectories += await self._client.fetch(part)
+        share = self._trainer.share(batch)
+        trajectories = await self._client.fetch(share) if share else []
         self._meters.observe("fetch_s", time.monotonic() - started_s)
         return trajectories
 
@@ -270,17 +270,3 @@ class Learner:
 
     def _enter(self, state: str, waits_for: str = "") -> None:
         self._meters.clock.enter(state, time.monotonic(), waits_for)
-
-
-def split_by_bytes(keys: list[RolloutKey], lengths: dict[RolloutKey, int]) -> list[list[RolloutKey]]:
-    """Runs of keys whose trajectories take at most FETCH_BYTES together, one at least."""
-    parts: list[list[RolloutKey]] = []
-    room = 0
-    for key in keys:
-        num_bytes = lengths[key] * BYTES_PER_TOKEN
-        if not parts or num_bytes > room:
-            parts.append([])
-            room = FETCH_BYTES
-        parts[-1].append(key)
-        room -= num_bytes
-    return parts
