@@ -23,9 +23,9 @@ import struct
 import sys
 import types
 from dataclasses import dataclass
-from typing import IO, NoReturn, TextIO
+from typing import IO, NoReturn
 
-from sandbox import answers, guest, jail, linux, seccomp
+from sandbox import guest, jail, linux, seccomp, warm
 
 SLOT, SPAWN, PID, STOP = 0, 1, 2, 3
 """Orders. SLOT carries [init's socket, the supervisor's end of it, cgroup.procs or nothing], SPAWN [control, stdout,
@@ -41,12 +41,6 @@ MAX_ORDER_FDS = 4
 # signal.signal without its conversion to enum members, which costs a child 0.2 ms of page faults.
 _set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
 _CTL_FD = 3
-
-_STDLIB = (
-    "abc", "array", "ast", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers",
-    "operator", "pprint", "random", "re", "statistics", "string", "textwrap", "time", "traceback", "typing",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +77,7 @@ class Zygote:
 
     def serve(self) -> NoReturn:
         """Warm up, wall in, then fork until the supervisor goes."""
-        _preload(self._sci)
+        warm.preload(self._sci)
         jail.enter(self._plan)
         jail.preset_limits()
         self._prepare()
@@ -106,7 +100,7 @@ class Zygote:
         """Everything that a child would otherwise do for itself, once."""
         sys.argv = [guest.FILENAME]
         sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-        sys.stdout, sys.stderr = _writer(1), _writer(2)
+        sys.stdout, sys.stderr = warm.writer(1), warm.writer(2)
         os.environ.clear()
         os.environ.update(HOME="/tmp", PATH="/usr/bin:/bin", LANG="C.UTF-8", TMPDIR="/tmp", OMP_NUM_THREADS="1")
         os.umask(0o022)
@@ -116,11 +110,11 @@ class Zygote:
             del sys.modules[name]
         sys.path[:] = [path for path in sys.path if path and os.path.exists(path)]
         sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
-        self._base_data = _status_kib(self._status, "VmData") << 10
+        self._base_data = warm.status_kib(self._status, "VmData") << 10
         self._atexit_base = atexit._ncallbacks()
         gc.collect()
         gc.freeze()
-        _collapse_heap(self._maps)
+        warm.collapse_heap(self._maps)
         self._maps.close()
         self._status.close()
 
@@ -237,11 +231,6 @@ def _kill_group(pid: int) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _writer(fd: int) -> TextIO:
-    """A line-buffered text stream, so that what was printed survives a kill."""
-    return open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
-
-
 def _isolate_fds(ctl: int) -> int:
     """Keep stdin, stdout, stderr and the control socket, close all else."""
     os.dup2(ctl, _CTL_FD)
@@ -272,44 +261,6 @@ def _init(socket_fd: int, full: bool) -> NoReturn:
         if command != KILL:
             os.write(_CTL_FD, command)
     os._exit(0)
-
-
-def _preload(sci: bool) -> None:
-    """Import what calls import, and use it once, so that children find it done."""
-    for name in _STDLIB:
-        __import__(name)
-    guest.execute("import math\nx = [str(i) for i in range(9)]\nf'{math.pi:.3f}'", {})
-    if not sci:
-        return
-    import numpy as np
-    import sympy
-
-    np.linalg.det(np.random.default_rng(0).random((4, 4)))
-    np.random.seed()
-    x = sympy.symbols("x")
-    sympy.solve(x**2 - 3 * x + 2, x)
-    sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2)
-    sympy.integrate(x * sympy.exp(x), x)
-    str(sympy.factor(x**4 - 1))
-    answers.warm()
-
-
-def _status_kib(file: IO[str], name: str) -> int:
-    file.seek(0)
-    return next(int(line.split()[1]) for line in file if line.startswith(name + ":"))
-
-
-def _collapse_heap(maps: IO[str]) -> None:
-    """Put the anonymous memory into huge pages: a fork copies one entry for 2 MiB instead of 512."""
-    huge = 2 << 20
-    for line in maps.read().splitlines():
-        span, mode, _, _, inode, *name = line.split(maxsplit=5)
-        if mode != "rw-p" or inode != "0" or (name and name[0].startswith("[stack")):
-            continue
-        low, high = (int(part, 16) for part in span.split("-"))
-        start, end = -(-low // huge) * huge, high // huge * huge
-        if end > start:
-            linux.collapse(start, end - start)
 
 
 def main(plan_text: str, profile: str) -> NoReturn:
