@@ -220,10 +220,11 @@ class Service:
         peer, leases = request.peer, self.run.leases
         lost = leases.renew(peer.name, peer.epoch, request.record, now.s)
         since_s = now.s + self.run.settings.lease_s - self.run.settings.dead_after_s
-        for key in leases.held_by(peer.name):
-            state = leases.state(*key)
-            if state is not None and state.expires_s < since_s:  # it does not know of it: the answer was lost
-                state.expires_s = min(state.expires_s, now.s - 1.0)
+        for granted in peer.granted.values():
+            for one in granted:
+                state = leases.state(one[0], one[1])
+                if state is not None and self._holds(peer, one) and state.expires_s < since_s:
+                    state.expires_s = min(state.expires_s, now.s - 1.0)  # it does not know of it: the answer was lost
         return tuple(lost)
 
     def _take(self, request: Request, now: Now) -> Any:

@@ -13,6 +13,7 @@ Example, P = 2, step 4, finished in brackets, written group:deadline
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from buffer.tickets import LedgerError, Ticket
@@ -23,8 +24,13 @@ def worst_need(step: int, P: int, remaining: Sequence[Ticket]) -> int:
 
     need(j) = (groups in `remaining` with deadline <= step + j) - j * P; 0 at least.
     """
-    worst = 0
-    for count, deadline in enumerate(sorted(t.deadline for t in remaining), start=1):
+    return _worst(step, P, Counter(ticket.deadline for ticket in remaining))
+
+
+def _worst(step: int, P: int, by_deadline: Counter[int]) -> int:
+    worst = count = 0
+    for deadline in sorted(by_deadline):
+        count += by_deadline[deadline]
         worst = max(worst, count - (deadline - step) * P)
     return worst
 
@@ -45,14 +51,17 @@ def choose(step: int, P: int, outstanding: Sequence[Ticket], *, exhausted: bool)
     if any(t.state != "finished" for t in due):
         return None
     chosen = list(due)
+    left = Counter(ticket.deadline for ticket in ordered if ticket.deadline > step)
     for ticket in ordered:
         if len(chosen) == P:
             break
-        if ticket.state != "finished" or ticket in due:
+        if ticket.state != "finished" or ticket.deadline <= step:
             continue
-        remaining = [t for t in ordered if t not in chosen and t is not ticket]
-        if worst_need(step, P, remaining) <= P - len(chosen) - 1:
+        left[ticket.deadline] -= 1
+        if _worst(step, P, left) <= P - len(chosen) - 1:
             chosen.append(ticket)
+        else:
+            left[ticket.deadline] += 1
     return chosen if len(chosen) == P else None
 
 

@@ -17,7 +17,7 @@ import zmq
 from buffer.wire import MAX_MESSAGE_BYTES
 
 RECEIVE_MESSAGES = 64
-SEND_MESSAGES = 256
+SEND_MESSAGES = 512
 _LINGER_MS = 500
 
 

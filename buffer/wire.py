@@ -36,6 +36,7 @@ from buffer.schema import (
 
 ACK, NACK = "ack", "nack"
 MAX_HEAD_BYTES = 512
+_HEAD_TYPES = (int, str, int, int, str)
 MAX_REQUEST_BODY_BYTES = 4 << 20
 MAX_MESSAGE_BYTES = 64 << 20
 """of one frame; ZeroMQ cuts the connection of a peer that sends more"""
@@ -164,12 +165,13 @@ def read_head(frame: bytes) -> Head:
     """
     try:
         plain = unpack(frame, MAX_HEAD_BYTES)
-        if isinstance(plain, list) and plain and type(plain[0]) is int and plain[0] != SCHEMA:
-            raise Refusal(Reason.WRONG_SCHEMA, f"schema {plain[0]} is not {SCHEMA}: both sides must be of one release")
-        schema_kind_seq_epoch_run = decode(tuple[int, str, int, int, str], frame, max_body_bytes=MAX_HEAD_BYTES)
     except CodecError as error:
         raise Refusal(Reason.MALFORMED, f"head: {error}") from error
-    return Head(*schema_kind_seq_epoch_run[1:])
+    if type(plain) is list and plain and type(plain[0]) is int and plain[0] != SCHEMA:
+        raise Refusal(Reason.WRONG_SCHEMA, f"schema {plain[0]} is not {SCHEMA}: both sides must be of one release")
+    if type(plain) is not list or tuple(map(type, plain)) != _HEAD_TYPES:
+        raise Refusal(Reason.MALFORMED, "head is not [schema, kind, seq, epoch, run]")
+    return Head(*plain[1:])
 
 
 def read_body(kind: str, frames: list[bytes]) -> Any:
