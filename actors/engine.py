@@ -186,6 +186,7 @@ class Engine:
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # it would report the end as a death
         await asyncio.to_thread(self._llm.shutdown)
+        self._llm = None
 
 
 def start_llm(model: Path, settings: RolloutSettings, seed: int) -> Any:
