@@ -182,6 +182,7 @@ def on_loaded(run: RunState, peer: Peer, loaded: Loaded, now: Now) -> None:
         raise Refusal(Reason.FENCED, str(error)) from error
     except LedgerError as error:
         raise Refusal(Reason.NOT_ALLOWED, str(error)) from error
+    run.offers += 1  # an engine may have what it has loaded now
     run.write_released(released)
     run.put(
         (

@@ -61,6 +61,7 @@ def on_decide(run: RunState, decision: Decision, now: Now) -> None:
             run.finish_run()
         return
     group.kept, group.decided_step, group.decided_s = decision.keep, run.ledger.next_step, now.s
+    run.outlooks += 1
     run.write_tickets(run.ledger.finish(group.group))
     run.meters.count("groups_kept")
 
@@ -85,13 +86,14 @@ def on_take(run: RunState, step: int, now: Now) -> bytes | None:
         return run.batches[step]
     if step < 0 or step >= run.settings.steps:
         raise Refusal(Reason.NOT_ALLOWED, f"step {step} is not in 0..{run.settings.steps - 1}")
-    if step != run.ledger.next_step or run.ledger.goal:
+    if step != run.ledger.next_step or run.ledger.goal or run.outlook_seen == run.outlooks:
         return None
     try:
         tickets = run.ledger.take(step)
     except LedgerError as error:  # the law was broken before: everything stops here, with its numbers
         raise AssertionError(str(error)) from error
     if tickets is None:
+        run.outlook_seen = run.outlooks
         return None
     return _record(run, step, tickets, now)
 

@@ -50,6 +50,7 @@ class _Group:
     rollouts: list[RolloutState]
     first_leased_s: float | None = None
     """on the clock that stops while no engine is live"""
+    num_waiting: int = 0
 
     @property
     def num_open(self) -> int:
@@ -81,7 +82,9 @@ class Leases:
             raise LedgerError(f"group {group} is open already; group numbers of both kinds share one space")
         count = num_rollouts or (1 if kind == "eval" else self.num_rollouts)
         rollouts = [RolloutState(group=group, rollout=i) for i in range(count)]
-        self._groups[group] = _Group(group=group, base=base, deadline=deadline, kind=kind, rollouts=rollouts)
+        self._groups[group] = _Group(
+            group=group, base=base, deadline=deadline, kind=kind, rollouts=rollouts, num_waiting=count
+        )
 
     def restore(self, states: Iterable[RolloutState], now_s: float) -> None:
         """Put the rollouts of groups opened before to where they stood on disk; others wait.
@@ -108,8 +111,7 @@ class Leases:
 
     def num_waiting(self, loaded: int) -> int:
         """Rollouts that an engine with this loaded version could be granted now."""
-        groups = (g for g in self._groups.values() if g.may_go_to(loaded))
-        return sum(r.hold == "waiting" for g in groups for r in g.rollouts)
+        return sum(g.num_waiting for g in self._groups.values() if g.may_go_to(loaded))
 
     def held_by(self, engine: str) -> list[RolloutKey]:
         return [(r.group, r.rollout) for r in self._leased() if r.engine == engine]
@@ -119,7 +121,7 @@ class Leases:
 
         Earliest deadline first; then the group with the fewest rollouts open, which completes soonest; then the oldest.
         """
-        groups = [g for g in self._groups.values() if g.may_go_to(loaded)]
+        groups = [g for g in self._groups.values() if g.num_waiting and g.may_go_to(loaded)]
         granted: list[tuple[int, int, int]] = []
         for group in sorted(groups, key=lambda g: (g.deadline, g.num_open, g.group)):
             for state in group.rollouts:
@@ -132,6 +134,7 @@ class Leases:
 
     def _give(self, group: _Group, state: RolloutState, engine: str, epoch: int, now_s: float) -> None:
         state.hold, state.engine, state.epoch = "leased", engine, epoch
+        group.num_waiting -= 1
         state.attempt += 1
         state.expires_s = now_s + self.lease_s
         if group.first_leased_s is None:
@@ -201,6 +204,7 @@ class Leases:
         freed = list(states)
         for state in freed:
             state.hold, state.engine, state.epoch = "waiting", "", -1
+            self._groups[state.group].num_waiting += 1
         return [(state.group, state.rollout) for state in freed]
 
     def _held(self, group: int, rollout: int, attempt: int, engine: str, epoch: int) -> RolloutState:

@@ -39,6 +39,9 @@ class Peer:
     granted: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     """what recent lease requests, by seq, were answered: a request sent again gets the same"""
 
+    offers_seen: int = -1
+    """RunState.offers when a lease request of it found nothing"""
+
     def row(self, unix_s: float) -> Statement:
         return (
             "INSERT INTO peers (name, role, epoch, life, hello_unix_s, state) VALUES (?, ?, ?, ?, ?, ?) "

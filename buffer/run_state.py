@@ -56,6 +56,11 @@ class RunState:
         self.peers = Peers()
         self.deadlines = AckDeadlines(settings.ack_timeout_s)
         self.groups: dict[int, GroupWork] = {}
+        self.offers = 0
+        """grows when a rollout may have become available: parked lease requests are tried again only then"""
+        self.outlooks = 0
+        """grows when a batch may have become possible: a parked take is tried again only then"""
+        self.outlook_seen = -1
         self.batches: dict[int, bytes] = {}
         """encoded records of recent steps"""
         self.phase = "start"
@@ -93,6 +98,7 @@ class RunState:
 
     def open_group(self, group: GroupWork, index: int, state: str, now: Now) -> None:
         """Offer a group's rollouts to the engines."""
+        self.offers += 1
         self.groups[group.group] = group
         self.leases.open(group.group, group.base, group.deadline, group.kind, len(group.rollouts))
         staleness = max(0, group.deadline - group.base)
@@ -125,6 +131,7 @@ class RunState:
             problem = self.problems(index)
             if problem is None:
                 self.ledger.exhausted = True
+                self.outlooks += 1
                 break
             ticket = self.ledger.issue(index)
             assert ticket is not None
@@ -159,6 +166,7 @@ class RunState:
     def drop(self, group: GroupWork, reason: str, now: Now) -> None:
         """The group will not be trained; its ticket is free at once."""
         self.leases.close(group.group)
+        self.outlooks += 1
         self.write_tickets(self.ledger.drop(group.group, reason))
         self.put(
             (
@@ -192,6 +200,7 @@ class RunState:
     def free(self, keys: Iterable[RolloutKey]) -> None:
         """Rows of rollouts that wait again."""
         for key in keys:
+            self.offers += 1
             self.put(("UPDATE rollouts SET state = 'waiting' WHERE group_id = ? AND rollout = ?", key))
 
     def finish_run(self) -> None:

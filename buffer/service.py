@@ -158,8 +158,11 @@ class Service:
                 raise Refusal(Reason.NOT_ALLOWED, f"loaded = {want.loaded}, acknowledged is {known}: acknowledge first")
             if not 1 <= want.want <= MAX_WANT:
                 raise Refusal(Reason.NOT_ALLOWED, f"want = {want.want} is not in 1..{MAX_WANT}")
+            if peer.offers_seen == run.offers:
+                return PARKED
             granted = run.leases.grant(peer.name, peer.epoch, member.version, want.want, now.s)
             if not granted:
+                peer.offers_seen = run.offers
                 return PARKED
             peer.remember_grant(request.seq, granted)
             self._write_grants(peer, request.seq, granted, now)
