@@ -75,13 +75,14 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
 def _sandbox_snapshot(spec: RoleSpec, figures: dict[str, Any], wall_s: float) -> dict[str, Any]:
     """A node serves many calls at once, so it keeps no clock; its figures are counters and present numbers."""
     present = {key: figures.pop(key) for key in ("waiting", "placed", "clients", "shards")}
+    statuses = {f"status/{status}": count for status, count in figures.pop("statuses").items()}
     return {
         "role": spec.role,
         "name": spec.name,
         "wall_s": wall_s,
         "clock": {},
         "waits_for": "" if present["placed"] else "calls",
-        "counters": figures,
+        "counters": figures | statuses,
         "gauges": present,
         "histograms": {},
     }

@@ -9,9 +9,10 @@ Invariant   a mistake of the user's is told within a second or two: torch, vLLM 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -49,7 +50,7 @@ def run(recipe: RecipePath, overrides: Overrides = None, address: Address = "", 
         return
     from launch.driver import drive
 
-    raise typer.Exit(drive(tree, address=address))
+    _leave(drive(tree, address=address))
 
 
 @app.command()
@@ -63,7 +64,7 @@ def resume(directory: RunDirectory, overrides: Overrides = None, address: Addres
     preflight.check(tree, resume=True)
     from launch.driver import drive
 
-    raise typer.Exit(drive(tree, address=address))
+    _leave(drive(tree, address=address))
 
 
 @app.command()
@@ -130,6 +131,13 @@ def doctor() -> None:
     for finding in findings:
         typer.echo(f"{'ok  ' if finding.good else 'FAIL'} {finding.what}: {finding.says}")
     raise typer.Exit(0 if all(finding.good for finding in findings) else EXIT_FAILED)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process here and now: threads of Ray's would hold it up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _stored(directory: Path) -> dict[str, object]:

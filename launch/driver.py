@@ -50,7 +50,11 @@ class Outcome(Enum):
 
 
 def drive(recipe: Recipe, *, address: str) -> int:
-    """Runs it; the exit code."""
+    """Runs it; the exit code. The caller must then leave by os._exit.
+
+    Ray is not shut down in this process: that takes up to half a minute. Its processes, where it was started here, are
+    ended; a cluster that was joined ends the job's actors when this process is gone.
+    """
     recipe = recipe.located()
     directory = RunDirectory.open(recipe)
     life = uuid.uuid4().hex[:12]
@@ -62,18 +66,11 @@ def drive(recipe: Recipe, *, address: str) -> int:
     try:
         return asyncio.run(_Driver(recipe, directory, address, life, scratch).run()).value
     finally:
-        _shut_down()
         os.environ.pop("ROCSTAR_RUN", None)
+        warden.kill_marked(marks)
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait()
-
-
-def _shut_down() -> None:
-    import ray
-
-    if ray.is_initialized():
-        ray.shutdown()
 
 
 class _Driver:
@@ -249,6 +246,8 @@ class _Driver:
 
     async def _stop(self, outcome: Outcome) -> None:
         """Drains: learner (it checkpoints), rollout and filter, then buffer and sandbox, each at most run.drain_s."""
+        import ray
+
         if not self._handles:
             return
         patience_s = self._recipe.run.drain_s if outcome is not Outcome.FAILED else 3.0
@@ -260,6 +259,7 @@ class _Driver:
                 for name in names:
                     self._handles[name].stop.remote()
             await self._until_ended(names, patience_s)
+        await asyncio.gather(*(asyncio.to_thread(ray.kill, handle) for handle in self._handles.values()))
 
     async def _until_ended(self, names: list[str], patience_s: float) -> None:
         end_s = time.monotonic() + patience_s

@@ -17,7 +17,6 @@ from launch.config import ConfigError
 from launch.tree import Recipe
 
 RAY = {
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_DEDUP_LOGS": "0",
