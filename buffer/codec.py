@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ def encode(hint: Any, value: Any) -> tuple[bytes, bytes]:
     except CodecError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise CodecError(f"cannot be encoded: {error}", _name(hint)) from error
+        raise CodecError(f"cannot be encoded: {error}", str(hint)) from error
     return body, b"".join(arrays)
 
 
@@ -126,13 +127,9 @@ def unpack(body: bytes | memoryview, max_body_bytes: int = MAX_BODY_BYTES) -> An
         raise CodecError(f"of {len(body)} bytes is no msgpack value: {error}", "body") from error
 
 
-def _name(hint: Any) -> str:
-    return getattr(hint, "__name__", str(hint))
-
-
 def _bad(value: Any, expected: str) -> CodecError:
-    text = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
-    return CodecError(f"= {text if len(text) <= 60 else text[:57] + '...'} is not {expected}")
+    text = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else reprlib.repr(value)
+    return CodecError(f"= {text} is not {expected}")
 
 
 def _int(value: Any, _: Any) -> int:
@@ -153,32 +150,22 @@ def _encode_float(value: Any, _: Any) -> float:
     return float(value)
 
 
-def _encode_int(value: Any, _: Any) -> int:
-    return _int(int(value) if isinstance(value, np.integer) else value, _)
-
-
-def _exactly(kind: type, expected: str) -> _Decode:
+def _exactly(kind: type, expected: str) -> tuple[_Encode, _Decode]:
     def check(value: Any, _: Any) -> Any:
         if type(value) is not kind:
             raise _bad(value, expected)
         return value
 
-    return check
-
-
-def _same(value: Any, _: Any) -> Any:
-    return value
+    return check, check
 
 
 _PLAIN: dict[Any, tuple[_Encode, _Decode]] = {
-    int: (_encode_int, _int),
+    int: (lambda value, _: _int(int(value) if isinstance(value, np.integer) else value, _), _int),
     float: (_encode_float, _float),
-    bool: (_exactly(bool, "a bool"), _exactly(bool, "a bool")),
-    str: (_exactly(str, "text"), _exactly(str, "text")),
-    bytes: (_exactly(bytes, "bytes"), _exactly(bytes, "bytes")),
-    None: (_exactly(type(None), "nil"), _exactly(type(None), "nil")),
-    type(None): (_exactly(type(None), "nil"), _exactly(type(None), "nil")),
-    Any: (_same, _same),
+    bool: _exactly(bool, "a bool"),
+    str: _exactly(str, "text"),
+    None: _exactly(type(None), "nil"),
+    Any: (lambda value, _: value, lambda value, _: value),
 }
 
 
@@ -193,7 +180,7 @@ def _coder(hint: Any) -> tuple[_Encode, _Decode]:
     if origin is tuple:
         return _sequence(arguments[0]) if len(arguments) == 2 and arguments[1] is Ellipsis else _tuple(arguments)
     if origin is dict:
-        return (_exactly(dict, "a map"), _exactly(dict, "a map"))
+        return _exactly(dict, "a map")
     if origin is np.ndarray:
         return _array(np.dtype(typing.get_args(arguments[1])[0]))
     if origin is typing.Literal:
@@ -300,8 +287,7 @@ def _record(cls: type) -> tuple[_Encode, _Decode]:
 
     def decode_record(value: Any, reader: _Reader) -> Any:
         if type(value) is not list or len(value) != len(decoders):
-            found = f"{len(value)} fields" if type(value) is list else type(value).__name__
-            raise CodecError(f"has {found}, {len(decoders)} fields are expected", cls.__name__)
+            raise _bad(value, f"a list of {len(decoders)} fields").inside(cls.__name__)
         fields: dict[str, Any] = {}
         name = ""
         try:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from buffer import metrics_log
-from buffer.codec import encode
 from buffer.parking import Parking
 from buffer.restore import open_run
 from buffer.run_state import Now, Source
@@ -32,7 +31,7 @@ from buffer.settings import BufferSettings
 from buffer.storage import Storage, Unit
 from buffer.tickets import LedgerError
 from buffer.transport import Router
-from buffer.wire import ACK, BODIES, NACK, Head, Reason, Refusal, pack_head, read_body, read_head
+from buffer.wire import Head, Reason, Refusal, name_of, pack_head, read_body, read_head, reply_frames
 
 MAX_ROUND_MESSAGES = 256
 MAX_STAGED_BYTES = 32 << 20
@@ -109,7 +108,8 @@ class BufferServer:
         try:
             self._set_timer()
             while not self._stopping or self._committing or not self._run.unit.empty:
-                clock.enter("blocked" if self._committing else "starved", time.monotonic(), self._waits_for())
+                state, waits_for = ("blocked", "the disk") if self._committing else ("starved", "requests")
+                clock.enter(state, time.monotonic(), waits_for)
                 await self._wake.wait()
                 self._wake.clear()
                 clock.enter("busy", time.monotonic())
@@ -122,9 +122,6 @@ class BufferServer:
             self._readers.shutdown()
             self._router.close()
             self._storage.close()
-
-    def _waits_for(self) -> str:
-        return "the disk" if self._committing else "requests"
 
     def _set_timer(self) -> None:
         self._timer = self._loop.call_later(self._settings.heartbeat_s / 4, self._set_timer)
@@ -186,12 +183,12 @@ class BufferServer:
             self._run.meters.count(f"refused/{Reason.NOT_ALLOWED}")
             value = Refusal(Reason.NOT_ALLOWED, str(error))
         if value is not PARKED:
-            self._replies.append(_Reply(route, head.seq, head.kind, value, _name_of(route)))
+            self._replies.append(_Reply(route, head.seq, head.kind, value, name_of(route)))
 
     def _answer(self, route: bytes, head: Head, frames: list[bytes], now: Now) -> Any:
         if head.kind == "status":
             return self._service.status(now) | {"run": self._name}
-        name = _name_of(route)
+        name = name_of(route)
         peer = None if head.kind == "hello" else self._run.peers.check(name, head.epoch)
         record = read_body(head.kind, frames)
         if peer is None:
@@ -255,7 +252,7 @@ class BufferServer:
             if isinstance(reply.value, Read):
                 self._read(reply, reply.value.make)
             else:
-                self._send(reply, _frames(reply.kind, reply.value))
+                self._send(reply, reply_frames(reply.kind, reply.value))
 
     def _read(self, reply: _Reply, make: Callable[[], Any]) -> None:
         def work() -> list[bytes]:
@@ -263,7 +260,7 @@ class BufferServer:
                 value = make()
             except Refusal as refusal:
                 value = refusal
-            return _frames(reply.kind, value)
+            return reply_frames(reply.kind, value)
 
         def done(future: asyncio.Future[list[bytes]]) -> None:
             self._reading[reply.peer] -= 1
@@ -284,19 +281,6 @@ class BufferServer:
         if not self._router.send(reply.route, [head, *rest]):
             self._run.meters.count("replies_lost")
         self._wake.set()  # sending may have taken the socket's event: look again before waiting
-
-
-def _frames(kind: str, value: Any) -> list[bytes]:
-    """[ack or nack, body, payload] of an answer."""
-    if isinstance(value, Refusal):
-        return [NACK.encode(), encode(tuple[str, str], (str(value.reason), value.message))[0]]
-    body, payload = encode(BODIES[kind][1], value)
-    return [ACK.encode(), body, payload] if payload else [ACK.encode(), body]
-
-
-def _name_of(route: bytes) -> str:
-    """The name in a routing id: NAME NUL TOKEN."""
-    return route.split(b"\0", 1)[0].decode("ascii", "replace")
 
 
 def _now() -> Now:

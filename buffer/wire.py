@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from buffer.codec import CodecError, decode, unpack
+from buffer.codec import CodecError, decode, encode, unpack
 from buffer.schema import (
     SCHEMA,
     Batch,
@@ -190,3 +190,16 @@ def read_body(kind: str, frames: list[bytes]) -> Any:
         return decode(BODIES[kind][0], frames[0], frames[1] if len(frames) == 2 else b"")
     except CodecError as error:
         raise Refusal(Reason.MALFORMED, f"{kind}: {error}") from error
+
+
+def reply_frames(kind: str, value: Any) -> list[bytes]:
+    """[ack | nack, body, payload] of the answer to a request of `kind`; a Refusal is a nack."""
+    if isinstance(value, Refusal):
+        return [NACK.encode(), encode(tuple[str, str], (str(value.reason), value.message))[0]]
+    body, payload = encode(BODIES[kind][1], value)
+    return [ACK.encode(), body, payload] if payload else [ACK.encode(), body]
+
+
+def name_of(route: bytes) -> str:
+    """The peer's name in a routing id: NAME NUL TOKEN."""
+    return route.split(b"\0", 1)[0].decode("ascii", "replace")
