@@ -6,11 +6,13 @@ Waits for   the executor
 Invariant   no demonstration is about a held-out problem
 """
 
-import tomllib
+import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -38,11 +40,6 @@ class ColdStartSettings(BaseModel):
     problems: ProblemSettings
 
 
-def read_recipe(path: Path) -> ColdStartSettings:
-    """Reads an SFT recipe (TOML)."""
-    return ColdStartSettings.model_validate(tomllib.loads(path.read_text()))
-
-
 def cold_start(settings: ColdStartSettings, execute: Execute, report: Callable[[SftProgress], None]) -> Path:
     """Makes demonstrations, trains, saves; returns the folder."""
     demonstrations = make_demonstrations(settings, execute)
@@ -62,7 +59,23 @@ def cold_start(settings: ColdStartSettings, execute: Execute, report: Callable[[
     model.generation_config.eos_token_id = list(chat.stop_ids)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
+    (output / "ORIGIN").write_text(origin(settings))
     return output
+
+
+def origin(settings: ColdStartSettings) -> str:
+    """What made a model: the recipe and the versions that its bits depend on."""
+    packages = ("torch", "transformers", "tokenizers", "reasoning-gym")
+    made_with = ", ".join(f"{name} {version(name)}" for name in packages)
+    source = f"the weights of {settings.base}" if settings.base else "nothing: no weights or text of other models"
+    return (
+        f"Made by `rocstar sft` from {source},\n"
+        f"by supervised fine-tuning on {settings.num_demonstrations} demonstrations that were computed from\n"
+        "reasoning-gym items and executed by the sandbox. The recipe, with its defaults:\n\n"
+        f"{json.dumps(settings.model_dump(exclude={'output'}), indent=1)}\n\n"
+        f"With {made_with}; {torch.get_num_threads()} thread(s). The same versions, processor and threads\n"
+        "give the same weights again; others give weights that do the same.\n"
+    )
 
 
 def make_demonstrations(settings: ColdStartSettings, execute: Execute) -> list[Demonstration]:

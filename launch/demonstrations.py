@@ -34,8 +34,8 @@ class DemonstrationSettings(BaseModel):
     faulty_share: float = Field(default=0.18, ge=0, le=1)
     """A faulty call first, then the right one."""
     guesses_from: float = Field(default=0.0, ge=0, le=1)
-    """Part of the demonstrations that comes before the first guess; there, guesses are calls at once. A guess teaches
-    nothing about copying numbers, which takes a new model longest. Takes sft.shuffle = false."""
+    """Part of the demonstrations that comes before the first guess, the other kinds in their proportion. A guess
+    teaches nothing about copying numbers, which takes a new model longest. Takes sft.shuffle = false."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> "DemonstrationSettings":
@@ -98,12 +98,12 @@ def demonstrate(
     if family not in SOLUTIONS:
         raise ProblemError(f"no demonstration is known for family {family}: there are {', '.join(SOLUTIONS)}")
     random = Random(draw("demonstration", seed))
-    kind = random.random()
-    if kind < settings.guess_share and part >= settings.guesses_from:
+    kind = random.uniform(settings.guess_share if part < settings.guesses_from else 0, 1)
+    if kind < settings.guess_share:
         return Demonstration(problem=problem, turns=(_answer("I guess.", _wrong(item, random)),), observations=())
     code = SOLUTIONS[family](item["metadata"])
     calls = [("I compute.", code)]
-    if settings.guess_share <= kind < settings.guess_share + settings.faulty_share:
+    if kind < settings.guess_share + settings.faulty_share:
         calls = [("I compute.", faulty(code, random)), ("I fix it.", code)]
     turns = tuple(_call(words, tool_name, text) for words, text in calls)
     observations = tuple(execute(text) for _, text in calls)
