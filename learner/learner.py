@@ -16,13 +16,14 @@ ends the others' collectives: all raise, and whoever watches restarts all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from buffer.client import BufferClient, Refused
+from buffer.client import BufferClient, PeerSilent, Refused
 from buffer.meters import Meters
 from buffer.schema import Batch, Trajectory, Welcome
 from buffer.wire import Reason
@@ -32,6 +33,8 @@ from learner.weights import WeightServer
 
 TAKE_WAIT_S = 2.0
 """One request for a batch is held this long; in between the other ranks hear that rank 0 lives."""
+
+FAREWELL_S = 2.0
 
 Phase = Literal["restored", "taken", "trained", "checkpointed", "recorded", "published"]
 Ended = Literal["done", "interrupted"]
@@ -112,13 +115,22 @@ class Learner:
                 pulse.result()  # it ends only by raising
             ended = life.result()
             await self._client.heartbeat(self._meters.snapshot(time.monotonic()))
-            await self._client.close()
             self._thread.shutdown()
             return ended
+        except Exception as error:
+            await self._tell_failure(error)
+            raise
         finally:
             pulse.cancel()
+            await self._client.close()
             if self._server is not None:
                 self._server.close()
+
+    async def _tell_failure(self, error: Exception) -> None:
+        """So that the buffer need not wait for silence; if it cannot be told, silence tells it."""
+        with contextlib.suppress(Refused, PeerSilent, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._client.failed(f"{type(error).__name__}: {error}"[:2000])
 
     async def _pulse(self) -> None:
         """Heartbeats with metrics; raises what should end this life."""
@@ -153,7 +165,8 @@ class Learner:
     async def _lead(self, welcome: Welcome) -> Ended:
         lineage = welcome.epoch
         await self._recompute(max(self._trainer.version, welcome.published_version))
-        await self._publish(lineage)
+        if not self._stop.is_set():
+            await self._publish(lineage)
         while True:
             if self._stop.is_set():
                 ended: Ended = "interrupted"
@@ -178,7 +191,7 @@ class Learner:
 
     async def _recompute(self, target: int) -> None:
         """From the checkpoint to `target`, with the recorded batches, publishing nothing."""
-        while self._trainer.version < target:
+        while self._trainer.version < target and not self._stop.is_set():
             step = self._trainer.version
             self._enter("down", f"recomputing step {step} of {target}")
             batch = await self._client.take(step, TAKE_WAIT_S)

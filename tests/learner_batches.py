@@ -85,3 +85,23 @@ def make_model(directory: Path, *, hidden_size: int = 64) -> Path:
     )
     Qwen3ForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+def make_untied_model(directory: Path) -> Path:
+    """A tiny Llama with an output layer of its own."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory

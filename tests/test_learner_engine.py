@@ -20,7 +20,7 @@ from learner.export import export_model
 from learner.model import load_model, num_score_chunks
 from learner.ranks import Ranks
 from learner.settings import LearnerSettings, LossSettings
-from tests.learner_batches import VOCAB, make_batch, make_model
+from tests.learner_batches import VOCAB, make_batch, make_model, make_untied_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -129,6 +129,23 @@ def test_weights_before_the_first_forward_are_the_models_own_and_tied_ones_come_
     assert weights.keys() == stored.keys()
     assert "lm_head.weight" not in weights
     assert all(torch.equal(weights[name], stored[name]) for name in stored)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_another_architecture_with_its_own_output_layer_trains_as_well(ranks, tmp_path, stage):
+    from safetensors.torch import load_file
+
+    directory = make_untied_model(tmp_path)
+    big, num_loss_tokens = micro_batches(*make_batch(), 10**9)
+    expected = gradient_of(scoring_model(directory), big, num_loss_tokens, LOSS)
+    small, _ = micro_batches(*make_batch(), 130)
+    trainer = engine(directory, ranks, zero_stage=stage, activation_checkpointing=stage == 3)
+    stored = load_file(directory / "model.safetensors")
+    weights = dict(copied(trainer))
+    assert weights.keys() == stored.keys()
+    assert "lm_head.weight" in weights
+    trainer.accumulate(small, num_loss_tokens, LOSS)
+    assert relative_difference(trainer.gradient(), expected) < 1e-5
 
 
 def test_the_applied_gradient_can_be_read_from_adams_moments(model_dir, ranks, one_big_batch):
