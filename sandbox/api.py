@@ -104,6 +104,10 @@ class Call:
     """Text on standard input."""
     limits: Limits | None = None
     """None: those of the node's settings."""
+    session: str = ""
+    """Name of the session it is a cell of; "" for a program of its own."""
+    first: bool = False
+    """Whether it may begin the session; else a session that is not there is `session_lost`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from sandbox import wire
 from sandbox.answers import quick_verdict
 from sandbox.api import Call, Limits, Result, Status, Verdict
 from sandbox.node import Node
+from sandbox.session import Session
 
 Endpoints = Sequence[str] | Callable[[], Sequence[str] | Awaitable[Sequence[str]]]
 
@@ -48,6 +49,10 @@ class Request:
     tries: int = 0
     node: Node | None = None
     avoid: Node | None = None
+    home: Node | None = None
+    """The node that alone can answer: the one where its session lives."""
+    served: Node | None = None
+    """The node that answered."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
 
@@ -106,13 +111,25 @@ class SandboxClient:
             priority: higher goes first among this tenant's (the learner step that waits for it, negated).
             timeout_s: seconds until it is given up, waiting for nodes included.
         """
-        call = Call(id=self._new_id(), code=code, input=input, limits=limits)
-        why = wire.unfit(call) if isinstance(code, str) and isinstance(input, str) else "code and input are texts"
+        call = Call(id=self.new_id(), code=code, input=input, limits=limits)
+        return (await self.run_call(call, priority=priority, timeout_s=timeout_s))[0]
+
+    async def run_call(
+        self, call: Call, *, priority: int = 0, timeout_s: float | None = None, home: Node | None = None
+    ) -> tuple[Result, Node | None]:
+        """Run a call, at `home` only if that is given; the result and the node that gave it."""
+        texts = isinstance(call.code, str) and isinstance(call.input, str)
+        why = wire.unfit(call) if texts else "code and input are texts"
         if why:
-            return Result(id=call.id, status=Status.BAD_REQUEST, exception=f"bad request: {why}")
-        outcome = await self._ask(call.id, wire.RUN, wire.call_fields(call, priority), timeout_s)
+            return Result(id=call.id, status=Status.BAD_REQUEST, exception=f"bad request: {why}"), home
+        request = self._request(call.id, wire.RUN, wire.call_fields(call, priority), home)
+        outcome = await self._ask(request, timeout_s)
         assert isinstance(outcome, Result)
-        return outcome
+        return outcome, request.served
+
+    def session(self) -> Session:
+        """A session: variables survive from one `run` to the next."""
+        return Session(self)
 
     async def check(self, answer: str, gold: str, *, timeout_s: float | None = None) -> Verdict:
         """Grade an answer; plain numbers are compared here, without a node.
@@ -123,9 +140,9 @@ class SandboxClient:
         quick = quick_verdict(answer, gold)
         if quick is not None:
             return quick
-        name = self._new_id()
+        name = self.new_id()
         fields = [name, *(text.encode("utf-8", "replace").decode() for text in (answer, gold))]
-        outcome = await self._ask(name, wire.CHECK, fields, timeout_s)
+        outcome = await self._ask(self._request(name, wire.CHECK, fields, None), timeout_s)
         if isinstance(outcome, Result):
             raise CheckFailed(f"answer not graded: {outcome.status.value} {outcome.exception}")
         return outcome
@@ -141,22 +158,25 @@ class SandboxClient:
             node.close()
         self._nodes.clear()
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
+        """An id that nobody else uses."""
         return f"{self._prefix}-{next(self._sequence)}"
 
-    async def _ask(self, name: str, kind: str, fields: list[Any], timeout_s: float | None) -> Result | Verdict:
+    def _request(self, name: str, kind: str, fields: list[Any], home: Node | None) -> Request:
+        return Request(name, kind, fields, asyncio.get_running_loop().create_future(), home=home)
+
+    async def _ask(self, request: Request, timeout_s: float | None) -> Result | Verdict:
         loop = asyncio.get_running_loop()
         if self._ticker is None:
             self._ticker = loop.create_task(self._tick())
-        request = Request(name, kind, fields, loop.create_future())
-        self._requests[name] = request
+        self._requests[request.id] = request
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         request.timers.append(loop.call_later(limit_s, self._expire, request, limit_s))
         self._enqueue(request)
         try:
             return await request.future
         finally:
-            if name in self._requests:  # our caller was cancelled
+            if request.id in self._requests:  # our caller was cancelled
                 self._drop(request, cancel=True)
 
     def _enqueue(self, request: Request) -> None:
@@ -177,6 +197,10 @@ class SandboxClient:
             if request.id not in self._requests:
                 self._waiting.popleft()
                 continue
+            if request.home is not None:
+                self._waiting.popleft()
+                self._send_home(request, request.home)
+                continue
             open_nodes = [node for node in self._nodes.values() if node.has_room()]
             if not open_nodes:
                 break
@@ -186,6 +210,14 @@ class SandboxClient:
             node.submit(request.id, request.kind, request.fields)
         for node in self._nodes.values():
             node.flush()
+
+    def _send_home(self, request: Request, home: Node) -> None:
+        """A session's cell goes to the session's node, or nowhere."""
+        if home.alive:
+            request.node = home
+            home.submit(request.id, request.kind, request.fields)
+        else:
+            self._settle(request, Result(id=request.id, status=Status.SESSION_LOST))
 
     def _expire(self, request: Request, limit_s: float) -> None:
         named = ", ".join(node.describe() for node in self._nodes.values()) or "no node is known"
@@ -220,6 +252,7 @@ class SandboxClient:
             return
         retried = (Status.OVERLOADED, Status.INTERNAL)  # a node reports WORKER_LOST after its own second try
         if not isinstance(outcome, Result) or outcome.status not in retried:
+            request.served = node
             self._settle(request, outcome)
             return
         if request.node is not node:

@@ -22,6 +22,7 @@ RESULT_TTL_S = 120.0
 GRADE_BATCH = 32
 RETRY_AFTER_S = 0.5
 _MAX_LOSSES = 2
+_MAX_HOMES = 100_000
 
 
 class Place(Protocol):
@@ -54,6 +55,10 @@ class Entry:
     cancelled: bool = False
 
 
+def _session_key(tenant: str, session: str) -> str:
+    return f"{tenant}/{session}"
+
+
 @dataclass(slots=True)
 class Counts:
     """Cumulative counters of a node."""
@@ -67,6 +72,7 @@ class Counts:
     cpu_s: float = 0.0
     lost_placements: int = 0
     zygote_restarts: int = 0
+    sessions_evicted: int = 0
     shard_restarts: int = 0
 
 
@@ -83,6 +89,7 @@ class Dispatch:
         self._answers: FairQueue[Entry] = FairQueue()
         self._sequence = 0
         self._answers_turn = False
+        self._sessions: OrderedDict[str, Place] = OrderedDict()
         self.counts = Counts()
 
     @property
@@ -112,6 +119,14 @@ class Dispatch:
             self._deliver(entry)
             return
         self._entries[key] = self._by_number[entry.number] = entry
+        if isinstance(work, Call) and work.session:
+            home = self._sessions.get(_session_key(tenant, work.session))
+            if home is not None:  # it can go nowhere else, so it does not wait for credit
+                self._place_program(entry, work, home)
+                return
+            if not work.first:
+                self.finish(entry.number, Result(id=work.id, status=Status.SESSION_LOST), now_s)
+                return
         self._wait(entry)
 
     def _wait(self, entry: Entry, *, again: bool = False) -> None:
@@ -128,21 +143,36 @@ class Dispatch:
             self._answers_turn = not take_answers
             if take_answers:
                 self._place_answers(place)
-            else:
-                self._place_program(place)
+            elif (entry := self._programs.pop()) is not None and not entry.cancelled:
+                assert isinstance(entry.work, Call)
+                self._place_program(entry, entry.work, place)
 
-    def _place_program(self, place: Place) -> None:
-        entry = self._programs.pop()
-        if entry is None or entry.cancelled:
-            return
-        call = entry.work
-        assert isinstance(call, Call)
+    def _place_program(self, entry: Entry, call: Call, place: Place) -> None:
         assert call.limits is not None
         limits = call.limits
         bounds = (limits.wall_s, limits.cpu_s, limits.memory_mib, limits.output_kib)
+        session = _session_key(entry.key[0], call.session) if call.session else ""
+        if session:
+            self._sessions[session] = place
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > _MAX_HOMES:
+                self._sessions.popitem(last=False)
         self._hand_over(entry, place)
         place.credit -= 1
-        place.send(supervisor.RUN, entry.number, entry.arrived_s, call.code, call.input, *bounds)
+        place.send(supervisor.RUN, entry.number, entry.arrived_s, call.code, call.input, *bounds, session, call.first)
+
+    def end_session(self, tenant: str, session: str) -> None:
+        """The client is through with a session."""
+        key = _session_key(tenant, session)
+        home = self._sessions.pop(key, None)
+        if home is not None:
+            home.send(supervisor.END, key)
+
+    def drop_place(self, place: Place, now_s: float) -> None:
+        """A place is gone with what it had."""
+        for key in [key for key, home in self._sessions.items() if home is place]:
+            del self._sessions[key]
+        self.lose(sorted(place.held), now_s)
 
     def _place_answers(self, place: Place) -> None:
         batch: list[list[Any]] = []
@@ -204,6 +234,9 @@ class Dispatch:
             if entry is None or entry.outcome is not None:
                 continue
             self.counts.lost_placements += 1
+            if isinstance(entry.work, Call) and entry.work.session and not entry.work.first:
+                self.finish(number, Result(id=entry.work.id, status=Status.SESSION_LOST), now_s)
+                continue
             entry.losses += 1
             if entry.losses < _MAX_LOSSES:
                 self.return_unstarted([number])

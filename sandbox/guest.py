@@ -1,7 +1,8 @@
-"""What a jailed child does: runs one program, or grades a batch of answers, and reports on its control socket.
+"""What a jailed child does: runs one program, a session's cells, or grades answers; reports on its control socket.
 
-Consumes    one job, read from the control socket after the child was walled in
-Produces    one OUTCOME (program), or a VERDICT per answer and an OUTCOME (grading)
+Consumes    one job, read from the control socket after the child was walled in (a session: cell after cell)
+Produces    one OUTCOME (program), a VERDICT per answer and an OUTCOME (grading); a session: ACTIVE, then OUTCOME or
+            DIED per cell
 Waits for   the job (the supervisor kills a child whose job never comes)
 Invariant   the job is read after the last wall stands; BROKEN is believed only while the job is unread, so that user
             code cannot blame the sandbox
@@ -13,6 +14,7 @@ import ast
 import atexit
 import os
 import resource
+import signal
 import struct
 import sys
 import types
@@ -22,7 +24,7 @@ import msgpack
 
 from sandbox import answers, jail
 
-OUTCOME, VERDICT, BROKEN = 0, 1, 2
+OUTCOME, VERDICT, BROKEN, ACTIVE, DIED = 0, 1, 2, 3, 4
 FILENAME = "<code>"
 MAX_VALUE_CHARS = 8192
 _AST: int = ast.PyCF_ONLY_AST
@@ -57,28 +59,78 @@ def send(fd: int, *record: Any) -> None:
 
 def run_program(ctl: int, code: str, stdin: bytes, main: types.ModuleType, atexit_base: int) -> NoReturn:
     """Run `code` as __main__ and report how it ended."""
-    if stdin:
-        fd = os.memfd_create("stdin")
-        os.write(fd, stdin)
-        os.lseek(fd, 0, os.SEEK_SET)
-        os.dup2(fd, 0)
-        os.close(fd)
     me = os.getpid()
+    outcome = _run(code, stdin, main, atexit_base)
+    if os.getpid() != me:  # a fork of the user's that came back through our frames
+        os._exit(0 if outcome[0] == "ok" else 1)
+    send(ctl, OUTCOME, *outcome, _cpu_s())
+    os._exit(0)
+
+
+def run_session(ctl: int, main: types.ModuleType, atexit_base: int) -> NoReturn:
+    """Run cell after cell in one namespace; each begins in a fork, so that its parent still has the state before it.
+
+    The parent waits. A cell that ends ends its parent, and goes on as the parent of the next; one that dies is
+    reported by its parent, which starts anew from what it has.
+    """
+    while True:
+        pid = os.fork()
+        if pid:
+            status = os.waitpid(pid, 0)[1]
+            send(ctl, DIED, status)
+            continue
+        me = os.getpid()
+        send(ctl, ACTIVE, me)
+        code, stdin = receive(ctl)
+        used_s = _cpu_s()
+        outcome = _run(code, stdin, main, atexit_base)
+        if os.getpid() != me:
+            os._exit(0 if outcome[0] == "ok" else 1)
+        os.kill(os.getppid(), signal.SIGKILL)
+        send(ctl, OUTCOME, *outcome, _cpu_s() - used_s)
+
+
+def _run(code: str, stdin: bytes, main: types.ModuleType, atexit_base: int) -> list[Any]:
+    """Run one piece of code; [status, value, exception, line, exit code]."""
+    if stdin or _Input.used:
+        _Input.replace(stdin)
+    if "random" in code and "numpy" in sys.modules:  # forks would all draw the same numbers
+        sys.modules["numpy"].random.seed()
     try:
         value = execute(code, main.__dict__)
         outcome = ["ok", value, "", 0, 0]
         _finish(atexit_base)
     except BaseException as error:
         outcome = _describe(error)
-    if os.getpid() != me:  # a fork of the user's that came back through our frames
-        _flush()
-        os._exit(0 if outcome[0] == "ok" else 1)
     _flush()
+    return outcome
+
+
+class _Input:
+    """Standard input, as long as no call used it the empty device of the zygote."""
+
+    used = False
+
+    @classmethod
+    def replace(cls, stdin: bytes) -> None:
+        """Put a text on it."""
+        fd = os.memfd_create("stdin")
+        view = memoryview(stdin)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.dup2(fd, 0)
+        os.close(fd)
+        if cls.used:
+            sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        cls.used = True
+
+
+def _cpu_s() -> float:
+    """CPU-seconds of this process and of the children it waited for."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = used.ru_utime + used.ru_stime + waited.ru_utime + waited.ru_stime
-    send(ctl, OUTCOME, *outcome, cpu_s)
-    os._exit(0)
+    return used.ru_utime + used.ru_stime + waited.ru_utime + waited.ru_stime
 
 
 def execute(code: str, namespace: dict[str, Any]) -> str:

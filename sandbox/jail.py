@@ -48,7 +48,13 @@ class JailPlan:
     full: bool
     """Namespaces and a read-only root; else resource limits and what else is permitted."""
     first_uid: int
-    """uid of slot 0; slot i runs as first_uid + i. 0: uids cannot be changed (not root)."""
+    """uid of slot 0; slot i runs as first_uid + i % uids. 0: uids cannot be changed (not root)."""
+    uids: int = 32
+    """Number of uids."""
+
+    def uid(self, slot: int) -> int:
+        """What a slot's children run as."""
+        return self.first_uid + slot % self.uids
 
 
 def attempt(piece: str, action: Callable[[], None]) -> None:
@@ -159,12 +165,18 @@ def _bind(fd: int, target: str, flags: int) -> None:
     linux.seal_mount(target, flags | linux.MS_RDONLY | linux.MS_NOSUID)
 
 
+def raise_file_limit() -> None:
+    """As many descriptors as the host allows: a session keeps several."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def preset_limits() -> None:
     """Limits that are the same for each child, set once on the zygote and inherited."""
+    raise_file_limit()
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_NOFILE, MAX_FILES),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
@@ -175,7 +187,7 @@ def preset_limits() -> None:
 
 def plain_tmp(zygote_pid: int, slot: int) -> str:
     """Where a call works when it cannot have a /tmp of its own; the supervisor removes it afterwards."""
-    return f"/tmp/rocstar-{zygote_pid}-{slot}"
+    return f"/tmp/rocstar-call-{zygote_pid}-{slot}"
 
 
 def own_tmp(plan: JailPlan, procfs: int, slot: int) -> None:
@@ -184,7 +196,7 @@ def own_tmp(plan: JailPlan, procfs: int, slot: int) -> None:
         path = plain_tmp(os.getppid(), slot)
         os.mkdir(path, 0o700)
         if plan.first_uid:
-            os.chown(path, plan.first_uid + slot, plan.first_uid + slot)
+            os.chown(path, plan.uid(slot), plan.uid(slot))
         os.chdir(path)
         os.environ.update(HOME=path, TMPDIR=path)
         return
@@ -203,8 +215,9 @@ def own_tmp(plan: JailPlan, procfs: int, slot: int) -> None:
 def drop_privileges(plan: JailPlan, slot: int) -> None:
     """Second part: few processes, a uid of its own, no capabilities, no way to get any."""
     resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     if plan.first_uid:
-        uid = plan.first_uid + slot
+        uid = plan.uid(slot)
         os.setgroups(())
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)

@@ -30,56 +30,50 @@ MISUSE = "RuntimeError: the code wrote to the sandbox's own descriptor"
 
 @dataclass(kw_only=True, slots=True)
 class ProgramJob:
-    """A program to run."""
+    """A program to run, or a cell of a session."""
 
-    id: str
+    id: int
     arrived_s: float
     """CLOCK_MONOTONIC of its arrival at the node."""
     code: str
     stdin: str
     limits: Limits
     profile: str
-    losses: int = 0
-    """Zygotes that died while it ran."""
+    session: str = ""
+    first: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
 class GradeJob:
     """A batch of (id, answer, gold)."""
 
-    items: list[tuple[str, str, str]]
-    losses: int = 0
+    items: list[tuple[int, str, str]]
 
 
-class Program(Running):
-    """A program at work."""
+OnResult = Callable[["Coding", list[Any]], None]
+
+
+class Coding(Running):
+    """A child that runs a model's code: how its claims and its end become a result."""
 
     def __init__(
-        self,
-        loop: Loop,
-        slots: Slots,
-        job: ProgramJob,
-        *,
-        on_blocked: Callable[[], None],
-        on_result: Callable[[Program, list[Any]], None],
+        self, loop: Loop, slots: Slots, limits: Limits, *, on_blocked: Callable[[], None], on_result: OnResult
     ) -> None:
-        self.job = job
+        self.job: ProgramJob | None = None
         self._on_result = on_result
-        super().__init__(loop, slots, ["run", job.code, job.stdin.encode()], job.limits, on_blocked)
+        super().__init__(loop, slots, limits, on_blocked)
 
-    def take(self, record: list[Any]) -> None:
-        """Its outcome, as the guest claims it."""
+    def take_outcome(self, record: list[Any]) -> None:
+        """The outcome as the guest claims it: checked, and none of those that only the sandbox can know."""
         kind, claim, value, exception, line, exit_code, cpu_s = record
         texts_ok = isinstance(value, str) and isinstance(exception, str)
         if kind != guest.OUTCOME or not texts_ok or not isinstance(line, int) or not isinstance(exit_code, int):
             self.misused()
             return
         self.drain()
-        if self.done:
-            return
         self.used_cpu_s = max(self.used_cpu_s, float(cpu_s))
-        if value and self._out.total == 0:
-            self._out.add(f"{value}\n".encode("utf-8", "replace"))
+        if value and self.out.total == 0:
+            self.out.add(f"{value}\n".encode("utf-8", "replace"))
         self.conclude(_CLAIMS[claim], exception=exception, line=line & 0x7FFFFFFF, exit_code=exit_code & 0xFF)
 
     def misused(self) -> None:
@@ -104,7 +98,7 @@ class Program(Running):
             number = os.WTERMSIG(wait_status)
             if out_of_memory:
                 self.conclude(Status.MEMORY)
-            elif number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= self.job.limits.cpu_s):
+            elif number == signal.SIGXCPU or (number == signal.SIGKILL and self.used_cpu_s >= self.limits.cpu_s):
                 self.conclude(Status.CPU_TIMEOUT)
             else:
                 self.conclude(Status.SIGNAL, number=number)
@@ -113,17 +107,40 @@ class Program(Running):
         self, status: Status, *, exception: str = "", line: int = 0, exit_code: int = 0, number: int = 0
     ) -> None:
         """Report the result, once."""
-        if self.done:
+        job, self.job = self.job, None
+        if job is None:
             return
         if self.over_output():
             status = Status.OUTPUT_LIMIT
         now = time.monotonic()
-        self.finish()
-        truncated = self._out.truncated or self._err.truncated
-        outputs = [self._out.text(), self._err.text()]
-        queue_s, run_s = self.started_s - self.job.arrived_s, now - self.started_s
+        self.over()
+        truncated = self.out.truncated or self.err.truncated
+        queue_s, run_s = self.started_s - job.arrived_s, now - self.started_s
         details = [exception, line, exit_code, number, truncated, queue_s, run_s, self.used_cpu_s]
-        self._on_result(self, [self.job.id, status.value, *outputs, *details])
+        self._on_result(self, [job.id, status.value, self.out.text(), self.err.text(), *details])
+
+    def over(self) -> None:
+        """The job is done."""
+        raise NotImplementedError
+
+
+class Program(Coding):
+    """A program at work; the child ends with it."""
+
+    def __init__(
+        self, loop: Loop, slots: Slots, job: ProgramJob, *, on_blocked: Callable[[], None], on_result: OnResult
+    ) -> None:
+        super().__init__(loop, slots, job.limits, on_blocked=on_blocked, on_result=on_result)
+        self.job = job
+        self.begin(["run", job.code, job.stdin.encode()], job.limits)
+
+    def take(self, record: list[Any]) -> None:
+        """Its outcome."""
+        self.take_outcome(record)
+
+    def over(self) -> None:
+        """The child is done with."""
+        self.finish()
 
 
 class Grading(Running):
@@ -136,8 +153,8 @@ class Grading(Running):
         job: GradeJob,
         *,
         on_blocked: Callable[[], None],
-        on_verdict: Callable[[str, Verdict], None],
-        on_end: Callable[[Grading, list[tuple[str, str, str]]], None],
+        on_verdict: Callable[[int, Verdict], None],
+        on_end: Callable[[Grading, list[tuple[int, str, str]]], None],
     ) -> None:
         self.job = job
         self.graded = 0
@@ -145,13 +162,14 @@ class Grading(Running):
         whole_s = len(job.items) * (GRADE_S + _GRADE_GRACE_S) + 1
         limits = Limits(wall_s=whole_s, cpu_s=whole_s, memory_mib=_GRADE_MEMORY_MIB)
         pairs = [[answer, gold] for _, answer, gold in job.items]
-        super().__init__(loop, slots, ["grade", pairs, GRADE_S], limits, on_blocked)
+        super().__init__(loop, slots, limits, on_blocked)
+        self.begin(["grade", pairs, GRADE_S], limits)
         self._arm()
 
     def _arm(self) -> None:
         """Give the answer being graded its time."""
         number = self.graded
-        self._loop.after(GRADE_S + _GRADE_GRACE_S, lambda: self._overdue(number))
+        self.loop.after(GRADE_S + _GRADE_GRACE_S, lambda: self._overdue(number))
 
     def _overdue(self, number: int) -> None:
         if self.graded == number:

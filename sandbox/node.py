@@ -80,6 +80,11 @@ class Node:
         self._outbox.setdefault(wire.CANCEL if cancel else wire.ACK, []).append(name)
         self._on_open()
 
+    def end_session(self, session: str) -> None:
+        """Tell the node that a session is through."""
+        self._outbox.setdefault(wire.END, []).append(session)
+        self._on_open()
+
     def take_all(self) -> list[str]:
         """Everything in flight, which from now on is not."""
         names = sorted(self._in_flight)
@@ -91,7 +96,7 @@ class Node:
         """Send what gathered: acknowledgements first, so that a retry is not taken for a repetition."""
         if not self.alive:
             return
-        for kind in (wire.ACK, wire.CANCEL, wire.RUN, wire.CHECK):
+        for kind in (wire.ACK, wire.CANCEL, wire.END, wire.RUN, wire.CHECK):
             items = self._outbox.pop(kind, None)
             if items:
                 self._port.send(wire.pack(kind, items))

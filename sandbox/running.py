@@ -38,50 +38,72 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Running:
     """Plumbing of a child; what its records and its end mean is the subclass's."""
 
-    def __init__(self, loop: Loop, slots: Slots, payload: list[Any], limits: Limits, on_blocked: Callable[[], None]):
-        self._loop, self._slots, self._limits, self._on_blocked = loop, slots, limits, on_blocked
-        self.started_s = time.monotonic()
+    session = False
+    """Whether it takes one job after the other."""
+
+    def __init__(self, loop: Loop, slots: Slots, limits: Limits, on_blocked: Callable[[], None]) -> None:
+        self.loop, self._slots, self._on_blocked = loop, slots, on_blocked
+        self.limits = limits
+        self.started_s = 0.0
+        self.busy = False
+        """Whether a job is under way."""
         self.blocked = False
         """Whether it sleeps rather than computes."""
         self.done = False
+        """Whether the child is finished with."""
         self.reason: Status | None = None
         """Why the supervisor killed it."""
         self.used_cpu_s = 0.0
-        self._pid = 0
+        self.out, self.err = HeadTail(), HeadTail()
+        self.pid = 0
+        """As the host sees it; 0 until it is known."""
+        self._turn = 0
         self._record = b""
-        self._outputs: dict[int, HeadTail] = {}
-        body = msgpack.packb(payload)
-        self._unsent = memoryview(_LENGTH.pack(len(body)) + body)
-        self._slot = self._launch()
+        self._unsent = memoryview(b"")
+        self.slot = self._launch()
 
     def _launch(self) -> Slot:
-        self._ctl, theirs = socket.socketpair()
-        self._ctl.setblocking(False)
+        self.ctl, theirs = socket.socketpair()
+        self.ctl.setblocking(False)
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
-        self._out, self._err = HeadTail(), HeadTail()
-        for (read, _), sink in zip(pipes, (self._out, self._err), strict=True):
+        for read, _ in pipes:
             os.set_blocking(read, False)
-            self._outputs[read] = sink
+        self._reads = [read for read, _ in pipes]
         fds = [theirs.fileno(), pipes[0][1], pipes[1][1]]
-        slot = self._slots.start(self, fds, self._limits.memory_mib, self._limits.cpu_s)
+        slot = self._slots.start(self, fds, self.limits.memory_mib, self.limits.cpu_s, session=self.session)
         theirs.close()
         for fd in fds[1:]:
             os.close(fd)
-        self._send()
-        self._loop.after(_ATTEND_S, self._attend)
-        self._loop.after(self._limits.wall_s, self._expire)
         return slot
 
+    def begin(self, payload: list[Any], limits: Limits) -> None:
+        """Give the child a job."""
+        self.limits = limits
+        self.started_s = time.monotonic()
+        self.busy, self.reason, self.used_cpu_s = True, None, 0.0
+        self.out, self.err = HeadTail(), HeadTail()
+        self._turn += 1
+        turn = self._turn
+        self.send(payload)
+        self.loop.after(_ATTEND_S, lambda: self._attend(turn))
+        self.loop.after(limits.wall_s, lambda: self._expire(turn))
+
+    def send(self, payload: list[Any]) -> None:
+        """Write a record to the child."""
+        body = msgpack.packb(payload)
+        self._unsent = memoryview(bytes(self._unsent) + _LENGTH.pack(len(body)) + body)
+        self._send()
+
     def _send(self) -> None:
-        """Write what the socket takes of the job."""
+        """Write what the socket takes."""
         try:
             while self._unsent:
-                self._unsent = self._unsent[self._ctl.send(self._unsent) :]
+                self._unsent = self._unsent[self.ctl.send(self._unsent) :]
         except BlockingIOError:
             pass
         except OSError:  # the child is gone; its exit report says how
             self._unsent = memoryview(b"")
-        self._loop.watch(self._ctl.fileno(), self._on_control, IN | OUT if self._unsent else IN)
+        self.loop.watch(self.ctl.fileno(), self._on_control, IN | OUT if self._unsent else IN)
 
     def _on_control(self) -> None:
         if self._unsent:
@@ -92,16 +114,21 @@ class Running:
         """Take the records that are there."""
         while not self.done:
             try:
-                chunk = self._ctl.recv(_CHUNK)
+                chunk = self.receive()
             except BlockingIOError:
                 return
             except OSError:
                 chunk = b""
             if not chunk:
-                self._loop.forget(self._ctl.fileno())
+                self.loop.forget(self.ctl.fileno())
+                self.hung_up()
                 return
             self._record += chunk
             self._split()
+
+    def receive(self) -> bytes:
+        """Some bytes of records."""
+        return self.ctl.recv(_CHUNK)
 
     def _split(self) -> None:
         while len(self._record) >= _LENGTH.size and not self.done:
@@ -123,84 +150,98 @@ class Running:
 
     def _job_unread(self) -> bool:
         """Whether the child has not read its job, so that no user code has run."""
-        waiting = fcntl.ioctl(self._ctl.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+        waiting = fcntl.ioctl(self.ctl.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
         return struct.unpack("i", waiting)[0] > 0
 
-    def _attend(self) -> None:
-        """It is no short call: read its output as it comes and look at what it does."""
-        if self.done:
+    def _attend(self, turn: int) -> None:
+        """It is no short job: read its output as it comes and look at what it does."""
+        if turn != self._turn or not self.busy:
             return
-        for fd in self._outputs:
-            self._loop.watch(fd, lambda fd=fd: self._read_output(fd))  # type: ignore[misc]
-        self._slots.ask_pid(self._slot)
+        for fd in self._reads:
+            self.loop.watch(fd, lambda fd=fd: self._read_output(fd))  # type: ignore[misc]
+        if self.pid:
+            self._sample(turn)
+        else:
+            self._slots.ask_pid(self.slot)
 
     def got_pid(self, pid: int) -> None:
         """The child's process id: from now on it is sampled."""
-        if not self.done and not self._pid:
-            self._pid = pid
-            self._sample()
+        if self.busy and not self.pid:
+            self.pid = pid
+            self._sample(self._turn)
 
-    def _sample(self) -> None:
+    def _sample(self, turn: int) -> None:
         """See how much CPU it has used, and whether it computes or sleeps."""
-        if self.done:
+        if turn != self._turn or not self.busy:
             return
-        state, cpu_s = _process_times(self._pid)
+        state, cpu_s = _process_times(self.pid)
         asleep = state != "R" and cpu_s == self.used_cpu_s and time.monotonic() - self.started_s > 2 * _SAMPLE_S
         self.used_cpu_s = cpu_s
-        if cpu_s >= self._limits.cpu_s:
+        if cpu_s >= self.limits.cpu_s:
             self.kill(Status.CPU_TIMEOUT)
             return
         if asleep != self.blocked:
             self.blocked = asleep
             self._on_blocked()
-        self._loop.after(_SAMPLE_S, self._sample)
+        self.loop.after(_SAMPLE_S, lambda: self._sample(turn))
 
-    def _expire(self) -> None:
-        if not self.done:
+    def _expire(self, turn: int) -> None:
+        if turn == self._turn and self.busy:
             self.kill(Status.TIMEOUT)
 
     def kill(self, reason: Status) -> None:
-        """Stop it; what it left is read when its exit is reported."""
-        if self.reason is None and not self.done:
+        """Stop the job; what it left is read when its end is reported."""
+        if self.reason is None and self.busy:
             self.reason = reason
-            self._slots.kill(self._slot)
+            self.stop()
+
+    def stop(self) -> None:
+        """Kill what computes."""
+        self._slots.kill(self.slot)
 
     def _read_output(self, fd: int) -> None:
         """Read what is there, up to the limit."""
-        sink = self._outputs[fd]
-        while self._out.total + self._err.total <= self._limits.output_kib << 10:
+        sink = self.out if fd == self._reads[0] else self.err
+        while not self.over_output():
             try:
                 chunk = os.read(fd, _CHUNK)
             except BlockingIOError:
                 return
             if not chunk:
-                self._loop.forget(fd)
+                self.loop.forget(fd)
                 return
             sink.add(chunk)
-        self._loop.forget(fd)
+        self.loop.forget(fd)
         self.kill(Status.OUTPUT_LIMIT)
 
     def drain(self) -> None:
         """Read what is left in the pipes."""
-        for fd in self._outputs:
+        for fd in self._reads:
             self._read_output(fd)
 
     def over_output(self) -> bool:
         """Whether it wrote more than it may."""
-        return self._out.total + self._err.total > self._limits.output_kib << 10
+        return self.out.total + self.err.total > self.limits.output_kib << 10
+
+    def rest(self) -> None:
+        """The job is done, the child stays."""
+        self.busy = self.blocked = False
+        for fd in self._reads:
+            self.loop.forget(fd)
 
     def finish(self) -> None:
-        """The outcome is known: let go of the descriptors; a child that lingers is killed."""
+        """The child is done with: let go of the descriptors; if it lingers it is killed."""
+        if self.done:
+            return
+        self.rest()
         self.done = True
-        self.blocked = False
-        self._loop.forget(self._ctl.fileno())
-        self._ctl.close()
-        for fd in self._outputs:
-            self._loop.forget(fd)
+        self.loop.forget(self.ctl.fileno())
+        self.ctl.close()
+        for fd in self._reads:
             os.close(fd)
-        slot, uses = self._slot, self._slot.uses
+        slot, uses = self.slot, self.slot.uses
         if slot.occupant is self:
-            self._loop.after(_LINGER_S, lambda: self._end_lingering(slot, uses))
+            self.loop.after(_LINGER_S, lambda: self._end_lingering(slot, uses))
 
     def _end_lingering(self, slot: Slot, uses: int) -> None:
         if slot.uses == uses and slot.occupant is self:
@@ -214,6 +255,9 @@ class Running:
         if not self.done:
             self.drain()
             self.died(wait_status, cpu_s, out_of_memory)
+
+    def hung_up(self) -> None:
+        """The control socket was closed at the other side; what that means is told by the exit report."""
 
     def take(self, record: list[Any]) -> None:
         """A record from the child."""

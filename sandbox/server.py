@@ -30,7 +30,10 @@ from sandbox.shard import Shard, StartRefused
 _TICK_S = 1.0
 _CLIENT_TTL_S = 30.0
 _RESTART_S = 0.5
-_UID_BASE, _UID_BLOCKS, _UID_BLOCK = 20_000, 8, 5_000
+# Guests' uids: far above those of people, a block per node and a part of it per shard, so that no two calls share one.
+_ALL_UIDS = 1 << 31
+_UID_BASE, _UID_BLOCKS, _UIDS_PER_NODE, _UIDS = 1 << 28, 4096, 1 << 16, 2048
+_FEW_UIDS_BASE, _FEW_UIDS = 20_000, 64
 _CAP_SYS_ADMIN = 21
 
 
@@ -109,13 +112,15 @@ class SandboxServer:
     async def _start_shard(self, index: int) -> None:
         shard = Shard(self._on_report, lambda ended: self._on_shard_end(ended, index))
         self._shards.append(shard)
-        await shard.start(_plan(self._settings.isolation == "full", index), self._settings.profile)
+        settings = self._settings
+        sessions = -(-settings.sessions // settings.num_workers())
+        await shard.start(_plan(settings.isolation == "full", index), settings.profile, sessions)
 
     def _on_shard_end(self, shard: Shard, index: int) -> None:
         """A supervisor died with all below it: place its work elsewhere and start another."""
         self._shards.remove(shard)
         self._dispatch.counts.shard_restarts += 1
-        self._dispatch.lose(sorted(shard.held), time.monotonic())
+        self._dispatch.drop_place(shard, time.monotonic())
         if not self._stopping:
             self._spawn(self._restart_shard(index))
         self._place()
@@ -164,7 +169,7 @@ class SandboxServer:
             self._send(identity, wire.PONG, self._window())
         elif kind == wire.BYE:
             del self._clients[identity]
-        elif kind in (wire.RUN, wire.CHECK, wire.ACK, wire.CANCEL):
+        elif kind in (wire.RUN, wire.CHECK, wire.ACK, wire.CANCEL, wire.END):
             if len(parts) != 1 or not isinstance(parts[0], list):
                 raise wire.Malformed(f"{kind} takes one list")
             self._on_list(identity, client.tenant, kind, parts[0], now_s)
@@ -192,6 +197,8 @@ class SandboxServer:
                         raise wire.Malformed("a check is [id, answer, gold]")
             elif isinstance(item, str) and kind == wire.ACK:
                 self._dispatch.acknowledge(tenant, item)
+            elif isinstance(item, str) and kind == wire.END:
+                self._dispatch.end_session(tenant, item)
             elif isinstance(item, str):
                 self._dispatch.cancel(tenant, item, now_s)
         self._place()
@@ -224,7 +231,8 @@ class SandboxServer:
         elif kind == supervisor.BACK:
             self._dispatch.return_unstarted(rest[0])
         elif kind == supervisor.EVENT:
-            self._dispatch.counts.zygote_restarts += rest[1]
+            counts = self._dispatch.counts
+            setattr(counts, rest[0], getattr(counts, rest[0]) + rest[1])
         self._place()
 
     def _deliver(self, entry: Entry) -> None:
@@ -276,5 +284,7 @@ def _plan(full: bool, index: int) -> JailPlan:
             f"sandbox.isolation = rlimits runs calls as users of their own, and those cannot read Python at "
             f"{sys.base_prefix}: install it elsewhere, or run the node as an ordinary user"
         )
-    base = _UID_BASE + os.getpid() % _UID_BLOCKS * _UID_BLOCK + index * supervisor.UIDS_PER_SHARD % _UID_BLOCK
-    return JailPlan(full=full, first_uid=base)
+    if int(Path("/proc/self/uid_map").read_text().split()[2]) < _ALL_UIDS:  # a container with few uids
+        return JailPlan(full=full, first_uid=_FEW_UIDS_BASE + index * _FEW_UIDS % _FEW_UIDS_BASE, uids=_FEW_UIDS)
+    block = os.getpid() % _UID_BLOCKS * _UIDS_PER_NODE + index * _UIDS % _UIDS_PER_NODE
+    return JailPlan(full=full, first_uid=_UID_BASE + block, uids=_UIDS)

@@ -33,6 +33,8 @@ class SandboxSettings(BaseModel):
     """KiB a call may write before it is stopped."""
     queue_bound: Annotated[int, Field(ge=1, le=10_000_000)] = 3000
     """Calls that may wait at this node; beyond it a call is refused as `overloaded`."""
+    sessions: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """Live sessions of this node; beyond it the one that rested longest is ended."""
     isolation: Literal["full", "rlimits"] = "full"
     """`full`: namespaces, read-only root, seccomp, limits; refuses to start where the host lacks one of them.
     `rlimits`: what the host allows, for hosts that forbid namespaces and code that is not hostile."""

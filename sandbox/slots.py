@@ -26,7 +26,6 @@ from sandbox.cgroup import Group, Groups
 from sandbox.jail import JailPlan
 from sandbox.loop import Loop
 
-MAX_SLOTS = 32
 _FIRST_SLOTS = 2
 _CLEAN_S = 2.0
 _ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox import zygote; zygote.main(*sys.argv[2:4])"
@@ -64,6 +63,7 @@ class Slots:
         plan: JailPlan,
         profile: str,
         groups: Groups | None,
+        max_slots: int,
         *,
         on_ready: Callable[[Slots, str], None],
         on_free: Callable[[], None],
@@ -72,7 +72,7 @@ class Slots:
         self.profile = profile
         self.ready = False
         self._closed = False
-        self._loop, self._plan, self._groups = loop, plan, groups
+        self._loop, self._plan, self._groups, self._max_slots = loop, plan, groups, max_slots
         self._on_ready, self._on_free, self._on_lost = on_ready, on_free, on_lost
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
@@ -94,7 +94,7 @@ class Slots:
 
     def has_room(self) -> bool:
         """Whether a call may be started now; makes another slot where all are taken and more are allowed."""
-        if self.ready and not self._free and len(self._slots) < MAX_SLOTS:
+        if self.ready and not self._free and len(self._slots) < self._max_slots:
             self.add_slot()
         return self.ready and bool(self._free)
 
@@ -120,14 +120,17 @@ class Slots:
         slot.commands = ours
         self._loop.watch(ours.fileno(), lambda: self._on_clean(slot))
 
-    def start(self, occupant: Occupant, fds: list[int], memory_mib: int, cpu_s: float) -> Slot:
+    def start(
+        self, occupant: Occupant, fds: list[int], memory_mib: int, cpu_s: float, *, session: bool = False
+    ) -> Slot:
         """Fork a child for `occupant` into a free slot; [control, stdout, stderr] become its own."""
         slot = self._free.pop()
         slot.occupant = occupant
         slot.uses += 1
         if slot.group is not None:
             slot.group.limit(memory_mib)
-        order = zygote.ORDER.pack(zygote.SPAWN, slot.index, memory_mib, cpu_s)
+        kind = zygote.SESSION if session else zygote.SPAWN
+        order = zygote.ORDER.pack(kind, slot.index, memory_mib, cpu_s)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the zygote died: its hang-up is coming
             socket.send_fds(self._orders, [order], fds)
         return slot
@@ -146,6 +149,21 @@ class Slots:
                 slot.commands.send(zygote.KILL)
             else:
                 self._orders.send(zygote.ORDER.pack(zygote.STOP, slot.index, 0, 0.0))
+        self._watch_end(slot)
+
+    def kill_one(self, slot: Slot, pid: int) -> None:
+        """Kill one process of a session, by its number in the slot."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            slot.commands.send(zygote.ONE.pack(zygote.KILL, pid))
+
+    def end(self, slot: Slot) -> None:
+        """Kill everything in a session's slot; its exit report follows."""
+        if not self._closed:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                slot.commands.send(zygote.END)
+            self._watch_end(slot)
+
+    def _watch_end(self, slot: Slot) -> None:
         uses = slot.uses
         self._loop.after(_CLEAN_S, lambda: self._replace(slot) if slot.uses == uses and slot.occupant else None)
 

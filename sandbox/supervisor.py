@@ -23,18 +23,19 @@ import msgpack
 
 from sandbox import cgroup
 from sandbox.api import Limits, Status, Verdict
-from sandbox.jail import JailPlan
-from sandbox.jobs import GradeJob, Grading, Program, ProgramJob
+from sandbox.jail import JailPlan, raise_file_limit
+from sandbox.jobs import Coding, GradeJob, Grading, Program, ProgramJob
 from sandbox.loop import Loop
 from sandbox.running import Running
+from sandbox.sessions import Session
 from sandbox.slots import Occupant, Slots
 
-RUN, GRADE, CANCEL = "run", "grade", "cancel"
+RUN, GRADE, CANCEL, END = "run", "grade", "cancel", "end"
 READY, REFUSED, WANT, RESULT, VERDICT, LOST, BACK, EVENT = (
     "ready", "refused", "want", "result", "verdict", "lost", "back", "event",
 )  # fmt: skip
-SCI_UID_OFFSET = 32
-UIDS_PER_SHARD = 64
+MAX_CALLS = 32
+"""Calls in slots at once, sleeping ones included."""
 _AHEAD = 1
 """Jobs kept here beside the one that computes, so that the next starts without asking."""
 _STUCK_S = 0.05
@@ -46,8 +47,9 @@ _NEEDS_SCI = re.compile(r"\b(numpy|sympy|math_verify|scipy)\b")
 class Supervisor:
     """State of a shard."""
 
-    def __init__(self, front: socket.socket, plan: JailPlan, profile: str) -> None:
-        self._front, self._plan, self._profile = front, plan, profile
+    def __init__(self, front: socket.socket, plan: JailPlan, profile: str, max_sessions: int) -> None:
+        self._front, self._plan, self._profile, self._max_sessions = front, plan, profile, max_sessions
+        self._sessions: collections.OrderedDict[str, Session] = collections.OrderedDict()
         self._loop = Loop()
         self._unpacker = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES)
         self._groups = cgroup.detect() if plan.full else None
@@ -71,13 +73,14 @@ class Supervisor:
 
     def _start_zygote(self, profile: str) -> Slots:
         plan = self._plan
-        if profile == "sci" and plan.first_uid:
-            plan = JailPlan(full=plan.full, first_uid=plan.first_uid + SCI_UID_OFFSET)
+        if profile == "sci" and plan.first_uid:  # the two zygotes of a shard share its uids
+            plan = JailPlan(full=plan.full, first_uid=plan.first_uid + plan.uids // 2, uids=plan.uids // 2)
         self._zygotes[profile] = Slots(
             self._loop,
             plan,
             profile,
             self._groups,
+            MAX_CALLS + self._max_sessions,
             on_ready=self._on_zygote_ready,
             on_free=self._schedule,
             on_lost=self._on_zygote_lost,
@@ -96,9 +99,11 @@ class Supervisor:
 
     def _on_zygote_lost(self, zygote: Slots, occupants: list[Occupant]) -> None:
         """A zygote died: the front places its calls elsewhere, a new zygote starts."""
-        ids: list[str] = []
+        ids: list[int] = []
         for occupant in occupants:
-            if isinstance(occupant, Running) and not occupant.done:
+            if isinstance(occupant, Session):
+                occupant.lose()
+            elif isinstance(occupant, Running) and not occupant.done:
                 occupant.finish()
                 ids += _ids(occupant)
                 self._running.discard(occupant)
@@ -130,8 +135,7 @@ class Supervisor:
     def _accept(self, message: list[Any]) -> None:
         kind, *rest = message
         if kind == RUN:
-            name, arrived_s, code, stdin, *limits = rest
-            wall_s, cpu_s, memory_mib, output_kib = limits
+            name, arrived_s, code, stdin, wall_s, cpu_s, memory_mib, output_kib, session, first = rest
             job = ProgramJob(
                 id=name,
                 arrived_s=arrived_s,
@@ -139,6 +143,8 @@ class Supervisor:
                 stdin=stdin,
                 limits=Limits(wall_s=wall_s, cpu_s=cpu_s, memory_mib=memory_mib, output_kib=output_kib),
                 profile=self._choose(code),
+                session=session,
+                first=first,
             )
             self._granted -= 1
             self._queue.append(job)
@@ -147,22 +153,28 @@ class Supervisor:
             self._queue.append(GradeJob(items=[(name, answer, gold) for name, answer, gold in rest[0]]))
         elif kind == CANCEL:
             self._cancel(rest[0])
+        elif kind == END and rest[0] in self._sessions:
+            self._sessions[rest[0]].end()
 
     def _choose(self, code: str) -> str:
         if self._profile != "auto":
             return self._profile
         return "sci" if _NEEDS_SCI.search(code) else "lean"
 
-    def _cancel(self, name: str) -> None:
+    def _cancel(self, name: int) -> None:
         for job in self._queue:
             if isinstance(job, ProgramJob) and job.id == name:
                 self._queue.remove(job)
-                waited_s = time.monotonic() - job.arrived_s
-                self._send([RESULT, [name, Status.CANCELLED.value, "", "", "", 0, 0, 0, False, waited_s, 0.0, 0.0]])
+                self._refuse(job, Status.CANCELLED, "")
                 return
         for child in self._running:
-            if isinstance(child, Program) and child.job.id == name:
+            if isinstance(child, Coding) and child.job is not None and child.job.id == name:
                 child.kill(Status.CANCELLED)
+
+    def _refuse(self, job: ProgramJob, status: Status, why: str) -> None:
+        """Answer a job that is not run."""
+        waited_s = time.monotonic() - job.arrived_s
+        self._send([RESULT, [job.id, status.value, "", "", why, 0, 0, 0, False, waited_s, 0.0, 0.0]])
 
     def _schedule(self) -> None:
         """Start what can be started, then ask for more."""
@@ -187,7 +199,7 @@ class Supervisor:
         return any(child.started_s < since_s and not child.blocked for child in self._running)
 
     def _room(self) -> bool:
-        return not self._starting and any(zygote.has_room() for zygote in self._zygotes.values())
+        return not self._starting and len(self._running) < MAX_CALLS
 
     def _computing(self) -> int:
         return sum(not child.blocked for child in self._running)
@@ -195,33 +207,74 @@ class Supervisor:
     def _start(self, job: ProgramJob | GradeJob) -> bool:
         """Start the job if its zygote has room."""
         profile = job.profile if isinstance(job, ProgramJob) else "sci"
+        if isinstance(job, ProgramJob) and job.session in self._sessions:
+            self._run_cell(self._sessions[job.session], job)
+            return True
+        if isinstance(job, ProgramJob) and job.session and (not job.first or not self._plan.full):
+            why = "" if self._plan.full else "bad request: sessions need sandbox.isolation = full"
+            self._refuse(job, Status.BAD_REQUEST if why else Status.SESSION_LOST, why)
+            return True
         zygote = self._zygotes.get(profile) or self._start_zygote(profile)
-        if not zygote.has_room():
+        if len(self._running) >= MAX_CALLS or not zygote.has_room():
             return False
-        child: Running
-        if isinstance(job, ProgramJob):
-            child = Program(self._loop, zygote, job, on_blocked=self._schedule, on_result=self._on_result)
+        if isinstance(job, ProgramJob) and job.session:
+            self._run_cell(self._new_session(zygote, job), job)
+        elif isinstance(job, ProgramJob):
+            hooks = {"on_blocked": self._schedule, "on_result": self._on_result}
+            self._running.add(Program(self._loop, zygote, job, **hooks))  # type: ignore[arg-type]
         else:
-            child = Grading(
-                self._loop,
-                zygote,
-                job,
-                on_blocked=self._schedule,
-                on_verdict=self._on_verdict,
-                on_end=self._on_graded,
+            self._running.add(
+                Grading(
+                    self._loop,
+                    zygote,
+                    job,
+                    on_blocked=self._schedule,
+                    on_verdict=self._on_verdict,
+                    on_end=self._on_graded,
+                )
             )
-        self._running.add(child)
         return True
 
-    def _on_result(self, child: Program, fields: list[Any]) -> None:
+    def _new_session(self, zygote: Slots, job: ProgramJob) -> Session:
+        """Begin a session; beyond their number the one that rested longest is ended."""
+        if len(self._sessions) >= self._max_sessions:
+            resting = next((session for session in self._sessions.values() if not session.busy), None)
+            if resting is not None:
+                resting.end()
+                self._send([EVENT, "sessions_evicted", 1])
+        session = Session(
+            self._loop,
+            zygote,
+            job.session,
+            job.limits,
+            on_blocked=self._schedule,
+            on_result=self._on_result,
+            on_lost=self._on_session_lost,
+        )
+        self._sessions[job.session] = session
+        return session
+
+    def _run_cell(self, session: Session, job: ProgramJob) -> None:
+        if session.busy:
+            self._refuse(job, Status.BAD_REQUEST, "bad request: the session is still at another cell")
+            return
+        self._sessions.move_to_end(job.session)
+        self._running.add(session)
+        session.run(job)
+
+    def _on_session_lost(self, session: Session) -> None:
+        self._sessions.pop(session.name, None)
+        self._running.discard(session)
+
+    def _on_result(self, child: Coding, fields: list[Any]) -> None:
         self._running.discard(child)
         self._send([RESULT, fields])
         self._schedule()
 
-    def _on_verdict(self, name: str, verdict: Verdict) -> None:
+    def _on_verdict(self, name: int, verdict: Verdict) -> None:
         self._send([VERDICT, name, verdict.value])
 
-    def _on_graded(self, child: Grading, rest: list[tuple[str, str, str]]) -> None:
+    def _on_graded(self, child: Grading, rest: list[tuple[int, str, str]]) -> None:
         self._running.discard(child)
         if rest and child.graded:
             self._queue.appendleft(GradeJob(items=rest))
@@ -236,8 +289,9 @@ class Supervisor:
         if not self._long_computation():  # it waits for a zygote, or for a computation that began since
             self._loop.after(_STUCK_S, self._hand_back)
             return
-        ids = [name for job in self._queue for name in _ids(job)]
-        self._queue.clear()
+        staying = [job for job in self._queue if isinstance(job, ProgramJob) and job.session in self._sessions]
+        ids = [name for job in self._queue if job not in staying for name in _ids(job)]
+        self._queue = collections.deque(staying)
         self._awaited = None
         self._send([BACK, ids])
 
@@ -253,18 +307,19 @@ class Supervisor:
         os._exit(0)
 
 
-def _ids(work: ProgramJob | GradeJob | Running) -> list[str]:
+def _ids(work: ProgramJob | GradeJob | Running) -> list[int]:
     """The front's ids in a job, or in the job that a child works at and has not settled."""
     if isinstance(work, Grading):
         return [name for name, _, _ in work.job.items[work.graded :]]
-    job = work.job if isinstance(work, Program) else work
+    job = work.job if isinstance(work, Coding) else work
     if isinstance(job, ProgramJob):
         return [job.id]
     return [name for name, _, _ in job.items] if isinstance(job, GradeJob) else []
 
 
 def main() -> NoReturn:
-    """Entry point: descriptor 0 is the front's socket, the arguments are the plan and the profile."""
+    """Entry point: descriptor 0 is the front's socket; plan, profile and number of sessions are the arguments."""
+    raise_file_limit()
     front = socket.socket(fileno=os.dup(0))
     os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
-    Supervisor(front, JailPlan(**json.loads(sys.argv[2])), sys.argv[3]).serve()
+    Supervisor(front, JailPlan(**json.loads(sys.argv[2])), sys.argv[3], int(sys.argv[4])).serve()

@@ -19,6 +19,7 @@ from sandbox.api import Call, Limits, Result, Status
 
 VERSION = 1
 HELLO, RUN, CHECK, ACK, CANCEL, PING, BYE = "hello", "run", "check", "ack", "cancel", "ping", "bye"
+END = "end"
 WELCOME, RESULTS, VERDICTS, PONG, REFUSED = "welcome", "results", "verdicts", "pong", "refused"
 HELLO_FIRST, CLOSING = "hello first", "closing"
 """Reasons of REFUSED that mean: the node knows nothing of what you sent it."""
@@ -74,7 +75,7 @@ def call_fields(call: Call, priority: int) -> list[Any]:
     """A call as it travels."""
     limits = call.limits
     bounds = [limits.wall_s, limits.cpu_s, limits.memory_mib, limits.output_kib] if limits else None
-    return [call.id, call.code, call.input, bounds, priority]
+    return [call.id, call.code, call.input, bounds, priority, call.session, call.first]
 
 
 def read_call(fields: Any, default: Limits) -> tuple[Call, int]:
@@ -84,9 +85,12 @@ def read_call(fields: Any, default: Limits) -> tuple[Call, int]:
         Malformed: wrong number or types of fields, or limits that are no limits.
     """
     match fields:
-        case [str(name), str(code), str(stdin), bounds, int(priority)] if 0 < len(name) <= MAX_ID_CHARS:
-            return Call(id=name, code=code, input=stdin, limits=_read_limits(bounds, default)), priority
-    raise Malformed("a call is [id, code, input, limits, priority]")
+        case [str(name), str(code), str(stdin), bounds, int(priority), str(session), bool(first)]:
+            if not 0 < len(name) <= MAX_ID_CHARS or len(session) > MAX_ID_CHARS:
+                raise Malformed(f"an id has 1 to {MAX_ID_CHARS} characters")
+            limits = _read_limits(bounds, default)
+            return Call(id=name, code=code, input=stdin, limits=limits, session=session, first=first), priority
+    raise Malformed("a call is [id, code, input, limits, priority, session, first]")
 
 
 def _read_limits(bounds: Any, default: Limits) -> Limits:

@@ -27,16 +27,19 @@ from typing import IO, NoReturn
 
 from sandbox import guest, jail, linux, seccomp, warm
 
-SLOT, SPAWN, PID, STOP = 0, 1, 2, 3
+SLOT, SPAWN, PID, STOP, SESSION = 0, 1, 2, 3, 4
 """Orders. SLOT carries [init's socket, the supervisor's end of it, cgroup.procs or nothing], SPAWN [control, stdout,
-stderr], the memory limit and the CPU limit. STOP kills the child's process group, where there are no namespaces."""
+stderr], the memory limit and the CPU limit. STOP kills the child's process group, where there are
+no namespaces. SESSION is a SPAWN whose child's exit is not reported."""
 ORDER = struct.Struct("<BHId")
 READY, EXITED, CHILD = 0, 1, 2
 """Reports: kind, slot, number, CPU-seconds. READY carries JSON text after the head; EXITED's number is the wait status,
 negative (errno) when there was no fork; CHILD's is the pid."""
 REPORT = struct.Struct("<BHid")
-KILL = b"K"
-"""What the supervisor sends a slot's init to have everything in the slot killed."""
+KILL, END = b"K", b"E"
+"""What the supervisor sends a slot's init: kill everything in the slot; the same, reap it and report its exit. KILL
+followed by a pid: kill that process of a session."""
+ONE = struct.Struct("<ci")
 MAX_ORDER_FDS = 4
 # signal.signal without its conversion to enum members, which costs a child 0.2 ms of page faults.
 _set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
@@ -65,6 +68,7 @@ class Zygote:
         self._self_fd = os.pidfd_open(os.getpid())
         self._slots: dict[int, Slot] = {}
         self._children: dict[int, int] = {}
+        self._sessions: set[int] = set()
         self._procfs = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         self._maps: IO[str] = open("/proc/self/maps")  # noqa: SIM115 - read after the root has gone
         self._status: IO[str] = open("/proc/self/status")  # noqa: SIM115
@@ -125,7 +129,10 @@ class Zygote:
         kind, slot, memory_mib, cpu_s = ORDER.unpack(message)
         if kind == SLOT:
             self._make_slot(slot, fds)
-        elif kind == SPAWN:
+        elif kind in (SPAWN, SESSION):
+            self._sessions.discard(slot)
+            if kind == SESSION:
+                self._sessions.add(slot)
             self._spawn(slot, fds, memory_mib, cpu_s)
         elif kind == STOP:
             _kill_group(self._pid_in(slot))
@@ -201,6 +208,8 @@ class Zygote:
             guest.send(ctl, guest.BROKEN, f"{type(error).__name__}: {error}")
             os._exit(1)
         kind, *job = guest.receive(ctl)
+        if kind == "session":
+            guest.run_session(ctl, self._main, self._atexit_base)
         if kind == "grade":
             pairs, limit_s = job
             guest.grade_all(ctl, pairs, limit_s)
@@ -217,6 +226,8 @@ class Zygote:
             if pid == 0:
                 return
             slot = self._children.pop(pid, None)
+            if slot in self._sessions:  # its state lives on in a fork; the supervisor ends it with END
+                continue
             if slot is not None:
                 if not self._plan.full:
                     _kill_group(pid)
@@ -247,18 +258,22 @@ def _init(socket_fd: int, full: bool) -> NoReturn:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
+    os.setsid()
     os.chdir("/")
     os.dup2(socket_fd, _CTL_FD)
     os.closerange(_CTL_FD + 1, 1 << 16)
     while command := os.read(_CTL_FD, REPORT.size):
-        try:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if len(command) == ONE.size:
+                os.kill(max(2, ONE.unpack(command)[1]), signal.SIGKILL)  # never a group, never all
+                continue
             if full:
                 os.kill(-1, signal.SIGKILL)
             while command != KILL:
                 os.waitpid(-1, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
-        if command != KILL:
+        if command == END:
+            command = REPORT.pack(EXITED, 0, 0, 0.0)
+        if len(command) == REPORT.size:
             os.write(_CTL_FD, command)
     os._exit(0)
 

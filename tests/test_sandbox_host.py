@@ -75,7 +75,7 @@ def test_rlimits_alone_still_limit() -> None:
 
 @pytest.mark.skipif(os.getuid() == 0, reason="run as nobody by the test above")
 def test_without_namespaces_a_call_is_limited() -> None:
-    before = set(Path("/tmp").glob("rocstar-*"))
+    before = set(Path("/tmp").glob("rocstar-call-*"))
     node = Node(workers=1, isolation="rlimits", wall_s=0.5, memory_mib=64)
     try:
         assert node.run("print(6 * 7)").stdout == "42\n"
@@ -90,7 +90,7 @@ def test_without_namespaces_a_call_is_limited() -> None:
         assert node.run("print(1)").stdout == "1\n"
     finally:
         node.close()
-    assert set(Path("/tmp").glob("rocstar-*")) == before
+    assert set(Path("/tmp").glob("rocstar-call-*")) == before
 
 
 def _name(pid: int) -> str:

@@ -33,7 +33,7 @@ def node() -> Iterator[Node]:
         node.close()
     assert eventually(lambda: not any(alive(pid) for pid in processes))
     assert _mounts() == mounts
-    assert not {name for name in set(os.listdir("/tmp")) - files if name.startswith("rocstar")}
+    assert not {name for name in set(os.listdir("/tmp")) - files if name.startswith("rocstar-call")}
     assert set(_groups()) <= groups, "a cgroup was left behind"
 
 
