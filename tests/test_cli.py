@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ max_observation_tokens = 64
 
 
 @pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
     """Runs `rocstar ARGUMENTS` in this process: (exit code, output, errors)."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -69,7 +69,7 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         captured = capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 
-    yield run
+    return run
 
 
 def refused(say: Say, *arguments: object) -> str:
@@ -87,16 +87,22 @@ def test_a_dry_run_prints_the_tree_and_what_follows(say: Say, recipe: Path, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_imports_neither_torch_nor_ray_nor_vllm(recipe: Path) -> None:
-    script = "import sys, launch.cli as c\ntry: c.main()\nfinally: print([m for m in ('ray', 'vllm') if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "run", recipe, "--dry-run"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.endswith("[]\n")
-    script = "import sys, launch.cli as c\ntry: c.main()\nfinally: print(sorted({'ray', 'vllm', 'torch', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script, "run", recipe, "--set", "a.b=1"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stdout == "[]\n"
+HEAVY = """
+import sys, launch.cli
+try:
+    launch.cli.main()
+finally:
+    print(sorted({"ray", "vllm", "torch", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_a_mistake_is_told_before_anything_heavy_is_imported(recipe: Path) -> None:
+    command = [sys.executable, "-c", HEAVY, "run", str(recipe)]
+    wrong = subprocess.run([*command, "--set", "a.b=1"], capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stdout) == (2, "[]\n")
+    right = subprocess.run([*command, "--dry-run"], capture_output=True, text=True)
+    assert right.returncode == 0
+    assert right.stdout.endswith("\n['transformers']\n")
 
 
 def test_usage(say: Say) -> None:

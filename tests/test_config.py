@@ -159,7 +159,9 @@ def test_the_buffer_is_given_the_runs_figures() -> None:
     assert (settings.steps, settings.num_rollouts, settings.evaluation_at_start) == (7, 16, False)
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "launch" / "recipes").glob("*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "launch" / "recipes").glob("*.toml")), ids=lambda path: path.name
+)
 def test_recipes_in_the_repository_are_valid(path: Path) -> None:
     if "sft" not in path.name:
         assert isinstance(load(path), Recipe)

@@ -1,0 +1,114 @@
+"""Figures of a run: what summary and status say, the audit recomputes; the view's rates; Prometheus."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from buffer.meters import Meters
+from launch.config import parse
+from launch.figures import figures
+from launch.progress import headline
+from launch.prometheus import Exporter
+from launch.run_directory import RunDirectory
+from launch.status import describe
+from launch.summary import lines, write_summary
+from launch.view import view
+from tests import audit, run_writer
+from tests.test_config import LEAST
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    recipe = parse(LEAST, [f"run.directory={tmp_path / 'run'}"], "r.toml")
+    opened = RunDirectory.open(recipe)
+    opened.lock.close()
+    run_writer.write_run(opened.path)
+    return opened.path
+
+
+def test_the_summary_is_what_the_audit_recomputes(run: Path) -> None:
+    recipe = parse(LEAST, [f"run.directory={run}"], "r.toml")
+    meters = Meters("learner", "learner-0", now_s=0.0)
+    summary = write_summary(
+        recipe, run, figures(run), {"learner-0": meters.snapshot(1.0)}, outcome="reached", reason="r", wall_s=2.0
+    )
+    report = audit.report.audit(run)
+    assert report.findings["summary"] == []
+    assert summary["learner_steps"] == 3
+    assert summary["groups_dropped"] == {"all_right": 1}
+    assert sum(summary["roles"]["learner-0"]["clock"].values()) == pytest.approx(1.0)
+    assert len(lines(summary)) == 6
+
+
+def test_a_false_summary_is_found(run: Path) -> None:
+    recipe = parse(LEAST, [f"run.directory={run}"], "r.toml")
+    told = figures(run)
+    told["age_max"] += 1
+    write_summary(recipe, run, told, {}, outcome="reached", reason="r", wall_s=2.0)
+    assert any("age_max" in line for line in audit.report.audit(run).findings["summary"])
+
+
+def test_status_tells_what_a_run_holds(run: Path) -> None:
+    told = "\n".join(describe(run))
+    assert "3 trained" in told
+    assert "not running" in told
+
+
+def buffer_status(finished: int, reward: float, errors: int, kept: int, life: int = 1) -> dict[str, Any]:
+    meters = Meters("buffer", "buffer-0", now_s=0.0)
+    meters.count("rollouts_finished/train", finished)
+    meters.count("reward/train", reward)
+    meters.count("calls/train/error", errors)
+    meters.count("calls/train/ok", finished - errors)
+    meters.count("calls/train/overloaded", 1000)
+    meters.count("groups_kept", kept)
+    meters.count("groups_dropped/all_right", kept)
+    return {"phase": "train", "life": life, "next_step": 2, "steps": 3, "buffer": meters.snapshot(1.0), "peers": {}}
+
+
+def test_rates_are_differences_over_the_window() -> None:
+    seen = view(buffer_status(300, 150, 60, 20), buffer_status(100, 50, 20, 10), 10.0, {"buffer-0": "running"})
+    assert seen.rollouts_per_s == pytest.approx(20.0)
+    assert seen.groups_per_min == pytest.approx(120.0)
+    assert seen.reward == pytest.approx(0.5)
+    assert seen.tool_error == pytest.approx(0.2)  # infrastructure is no call
+    assert seen.dropped == pytest.approx(0.5)
+    assert "0.50 reward, 20% failed calls, 50% dropped" in headline(seen)
+
+
+def test_a_restarted_buffer_makes_no_negative_rates() -> None:
+    seen = view(buffer_status(10, 5, 1, 1, life=2), buffer_status(300, 150, 60, 20), 10.0, {})
+    assert seen.rollouts_per_s == pytest.approx(1.0)
+
+
+def test_nothing_known_is_shown_as_nothing() -> None:
+    seen = view({}, {}, 0.0, {"buffer-0": "starting"})
+    assert headline(seen) == "starting: step 0/0, version 0"
+
+
+def test_prometheus_gives_what_the_snapshot_holds(unused_tcp_port: int) -> None:
+    meters = Meters("learner", "learner-0", now_s=0.0)
+    meters.count("steps", 3)
+    meters.gauge("lr", 0.5)
+    for value in (0.0005, 0.3, 1000.0):
+        meters.observe("train_s", value)
+    with Exporter(unused_tcp_port) as exporter:
+        exporter.update({"learner-0": meters.snapshot(2.0)})
+        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics") as answer:
+            text = answer.read().decode()
+    samples = {
+        (sample.name, sample.labels.get("key", sample.labels.get("state")), sample.labels.get("le")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["rocstar_counter_total", "steps", None] == 3
+    assert samples["rocstar_gauge", "lr", None] == 0.5
+    assert samples["rocstar_clock_seconds_total", "down", None] == 2.0
+    assert samples["rocstar_histogram_bucket", "train_s", "0.5"] == 2
+    assert samples["rocstar_histogram_bucket", "train_s", "+Inf"] == 3
+    assert samples["rocstar_histogram_sum", "train_s", None] == pytest.approx(1000.3005)
