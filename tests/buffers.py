@@ -165,6 +165,7 @@ class Process:
     async def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
         if self.child.returncode is None:
             self.child.send_signal(number)
+            self.child.send_signal(signal.SIGCONT)
         return await self.child.wait()
 
 

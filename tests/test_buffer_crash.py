@@ -9,6 +9,7 @@ import resource
 import signal
 import sqlite3
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,22 @@ from buffer.schema import Decision, Lease, Loaded, Turn
 from buffer.segments import Place, Segments
 from buffer.wire import pack_head
 from tests.buffers import RUN, Peers, Process, client, complete, decide_all, problem, serving, settings, turn
+
+Maker = Callable[..., Process]
+
+
+@pytest.fixture
+async def make_buffer(tmp_path: Path) -> AsyncIterator[Maker]:
+    """Makes a buffer process that does not outlive the test."""
+    made: list[Process] = []
+
+    def make(**changes: Any) -> Process:
+        made.append(Process(tmp_path, settings(**changes)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.kill()
 
 
 class Trial:
@@ -83,10 +100,11 @@ class Trial:
 _FIELDS = ("group", "rollout", "attempt", "kind", "base", "deadline", "seed", "problem")
 
 
-async def test_killed_at_random_moments_it_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    chosen = settings(steps=8, max_staleness=1, segment_mib=1)
-    process = Process(tmp_path, chosen)
-    peers = Peers(await process.start())
+async def test_killed_at_random_moments_it_loses_nothing_that_was_acknowledged(
+    make_buffer: Maker, tmp_path: Path
+) -> None:
+    buffer = make_buffer(steps=8, segment_mib=1)
+    peers = Peers(await buffer.start())
     trial = Trial(peers, 8)
     dice = random.Random(5)
     work = asyncio.gather(trial.learner(), trial.roc(), trial.engine("rollout-0"), trial.engine("rollout-1"))
@@ -94,15 +112,15 @@ async def test_killed_at_random_moments_it_loses_nothing_that_was_acknowledged(t
     while not trial.over.is_set() and not work.done():
         await asyncio.wait([work], timeout=dice.uniform(0.05, 0.4))
         if kills < 4 and trial.acknowledged:
-            assert await process.kill() == -signal.SIGKILL
+            assert await buffer.kill() == -signal.SIGKILL
             kills += 1
-            await process.start()
+            await buffer.start()
     await work
     for step, batch in trial.batches.items():
         again = await peers.learner()
         assert await again.take(step, 0.0) == batch
     await peers.close()
-    assert await process.kill(signal.SIGTERM) == 0
+    assert await buffer.kill(signal.SIGTERM) == 0
     assert kills == 4
     _audit(tmp_path, trial)
 
@@ -136,9 +154,9 @@ def _end(places: list[Place]) -> int:
     return max(p.offset_bytes + p.length_bytes for p in places if p.segment == last)
 
 
-async def test_epochs_attempts_and_records_outlive_the_process(tmp_path: Path) -> None:
-    process = Process(tmp_path, settings(heartbeat_s=0.05, dead_after_s=1.5))
-    peers = Peers(await process.start())
+async def test_epochs_attempts_and_records_outlive_the_process(make_buffer: Maker, tmp_path: Path) -> None:
+    buffer = make_buffer(heartbeat_s=0.05, dead_after_s=1.5)
+    peers = Peers(await buffer.start())
     learner = await peers.learner()
     gone, engine = await peers.engine("rollout-0"), await peers.engine("rollout-1")
     leases = await gone.lease(1, 0, 1.0)
@@ -146,8 +164,8 @@ async def test_epochs_attempts_and_records_outlive_the_process(tmp_path: Path) -
     rest = await engine.lease(100, 0, 1.0)
     taking = asyncio.create_task(learner.take(0, 20.0))
     waiting = asyncio.create_task(engine.lease(1, 0, 20.0))
-    await process.kill()
-    await process.start()
+    await buffer.kill()
+    await buffer.start()
     assert await engine.heartbeat({}) == "running"  # the same life goes on: nobody says HELLO again
     for lease in rest:
         await complete(engine, lease)
@@ -163,40 +181,40 @@ async def test_epochs_attempts_and_records_outlive_the_process(tmp_path: Path) -
     assert batch is not None
     assert (await learner.status())["life"] == 2
     await peers.close()
-    await process.kill()
+    await buffer.kill()
 
 
-async def test_a_stopped_buffer_blames_nobody_for_its_own_silence(tmp_path: Path) -> None:
-    process = Process(tmp_path, settings(heartbeat_s=0.05, dead_after_s=0.4))
-    peers = Peers(await process.start())
+async def test_a_stopped_buffer_blames_nobody_for_its_own_silence(make_buffer: Maker, tmp_path: Path) -> None:
+    buffer = make_buffer(heartbeat_s=0.05, dead_after_s=0.4)
+    peers = Peers(await buffer.start())
     await peers.learner()
     engine = await peers.engine("rollout-0")
     (lease,) = await engine.lease(1, 0, 1.0)
-    process.child.send_signal(signal.SIGSTOP)
+    buffer.child.send_signal(signal.SIGSTOP)
     await asyncio.sleep(1.0)
-    process.child.send_signal(signal.SIGCONT)
+    buffer.child.send_signal(signal.SIGCONT)
     await engine.push_turn(turn(lease, 0))
     await peers.close()
-    assert await process.kill(signal.SIGTERM) == 0
+    assert await buffer.kill(signal.SIGTERM) == 0
 
 
-async def test_a_full_disk_ends_it_and_what_was_acknowledged_is_there(tmp_path: Path) -> None:
-    process = Process(tmp_path, settings())
-    peers = Peers(await process.start())
+async def test_a_full_disk_ends_it_and_what_was_acknowledged_is_there(make_buffer: Maker, tmp_path: Path) -> None:
+    buffer = make_buffer()
+    peers = Peers(await buffer.start())
     await peers.learner()
     engine = await peers.engine("rollout-0")
     (lease,) = await engine.lease(1, 0, 1.0)
     limit = 300_000  # bytes per file, set on the running process: the next segment write beyond it fails
-    resource.prlimit(process.child.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    resource.prlimit(buffer.child.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     await engine.push_turn(turn(lease, 0))
     pushing = asyncio.create_task(engine.push_turn(turn(lease, 1, num_tokens=100_000)))
-    assert await process.child.wait() == 1
+    assert await buffer.child.wait() == 1
     assert not pushing.done()
-    await process.start()  # there is room again: resume, nothing deleted by hand
+    await buffer.start()  # there is room again: resume, nothing deleted by hand
     await pushing
     assert (await engine.status())["life"] == 2
     await peers.close()
-    await process.kill()
+    await buffer.kill()
     with sqlite3.connect(tmp_path / "buffer" / "index.sqlite") as db:
         assert db.execute("SELECT num_output_tokens FROM turns ORDER BY turn").fetchall() == [(5,), (100_000,)]
 
@@ -238,9 +256,9 @@ _LEASE: dict[str, Any] = {
 }
 
 
-async def test_random_frames_are_refused_counted_and_leave_no_memory_behind(tmp_path: Path) -> None:
-    process = Process(tmp_path, settings())
-    peers = Peers(await process.start())
+async def test_random_frames_are_refused_counted_and_leave_no_memory_behind(make_buffer: Maker, tmp_path: Path) -> None:
+    buffer = make_buffer()
+    peers = Peers(await buffer.start())
     await peers.learner()
     engine = await peers.engine("rollout-0")
     dice = random.Random(7)
@@ -256,8 +274,8 @@ async def test_random_frames_are_refused_counted_and_leave_no_memory_behind(tmp_
         for _ in range(50):
             await socket.recv_multipart()
         if number == 40:
-            before = rss_mib(process.child.pid)
-    assert rss_mib(process.child.pid) - before < 20
+            before = rss_mib(buffer.child.pid)
+    assert rss_mib(buffer.child.pid) - before < 20
     counters = (await engine.status())["buffer"]["counters"]
     refused = {key.split("/")[1]: count for key, count in counters.items() if key.startswith("refused/")}
     assert set(refused) >= {"malformed", "wrong_run", "wrong_schema", "unknown_kind", "fenced"} - {"fenced"}
@@ -266,12 +284,12 @@ async def test_random_frames_are_refused_counted_and_leave_no_memory_behind(tmp_
     socket.close()
     context.term()
     await peers.close()
-    await process.kill()
+    await buffer.kill()
 
 
-async def test_a_peer_that_floods_and_never_reads_stops_nobody(tmp_path: Path) -> None:
-    process = Process(tmp_path, settings())
-    peers = Peers(await process.start())
+async def test_a_peer_that_floods_and_never_reads_stops_nobody(make_buffer: Maker, tmp_path: Path) -> None:
+    buffer = make_buffer()
+    peers = Peers(await buffer.start())
     await peers.learner()
     engine = await peers.engine("rollout-0")
     context = zmq.Context()
@@ -293,12 +311,12 @@ async def test_a_peer_that_floods_and_never_reads_stops_nobody(tmp_path: Path) -
         slowest_s = max(slowest_s, time.monotonic() - started_s)
     assert sent > 500
     assert slowest_s < 1.0
-    assert rss_mib(process.child.pid) < 200
+    assert rss_mib(buffer.child.pid) < 200
     assert (await engine.status())["buffer"]["counters"].get("replies_lost", 0) > 0
     socket.close()
     context.term()
     await peers.close()
-    await process.kill()
+    await buffer.kill()
 
 
 async def test_a_second_buffer_at_the_same_port_says_so(tmp_path: Path) -> None:

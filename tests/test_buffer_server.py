@@ -7,6 +7,7 @@ import json
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,8 +208,8 @@ async def test_turns_are_idempotent_and_in_order(tmp_path: Path) -> None:
 )
 async def test_turns_that_contradict_themselves_are_refused(
     tmp_path: Path,
-    changes: dict,
-    message: str,  # type: ignore[type-arg]
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
     async with serving(tmp_path, settings()) as peers:
         await peers.learner()

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from buffer.client import BufferClient
-from buffer.schema import Decision, Lease, Turn, VersionRun
+from buffer.schema import Decision, Lease, LogProbs, Turn, VersionRun
 from tests.buffers import Peers, Process, finish, settings
 
 ROLLOUTS_AT_ONCE = 64
@@ -61,7 +61,7 @@ class Result:
     buffer_peak_rss_mb: float
 
 
-def make_turn(load: Load, lease: Lease, number: int, payload: np.ndarray) -> Turn:  # type: ignore[type-arg]
+def make_turn(load: Load, lease: Lease, number: int, payload: LogProbs) -> Turn:
     count = load.tokens // load.turns
     ids = payload.view(np.int32)[number : number + count]
     return Turn(
