@@ -156,6 +156,10 @@ CREATE TABLE IF NOT EXISTS evaluations (
 """
 
 
+MAX_CHECKED_BYTES = 512 << 20
+"""a greater file is not read through at a restart"""
+
+
 class IndexFault(Exception):
     """The index cannot be used; the message names the file, what was found and what to do."""
 
@@ -171,11 +175,20 @@ class Index:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(TABLES)
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0] if self._is_small() else "ok"
         except sqlite3.Error as error:
-            raise IndexFault(
-                f"{path} cannot be opened ({error}): restore it from a copy of the run directory, or check it with "
-                f"`sqlite3 {path.name} .recover`"
-            ) from error
+            raise self._unusable(str(error)) from error
+        if found != "ok":
+            raise self._unusable(found.splitlines()[-1])
+
+    def _is_small(self) -> bool:
+        return self._path.stat().st_size <= MAX_CHECKED_BYTES
+
+    def _unusable(self, found: str) -> IndexFault:
+        return IndexFault(
+            f"{self._path} cannot be used ({found}): restore it from a copy of the run directory, or save what it "
+            f"holds with `sqlite3 {self._path.name} .recover`; segments/ holds every acknowledged turn"
+        )
 
     def check(self, run: str) -> bool:
         """True when the file is new. Refuses one of another run or schema."""

@@ -116,9 +116,25 @@ def test_a_file_that_is_no_index_is_refused_and_left_alone(tmp_path: Path) -> No
     path = tmp_path / "buffer" / "index.sqlite"
     path.parent.mkdir()
     path.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(IndexFault, match=r"index\.sqlite cannot be opened.*restore it from a copy"):
+    with pytest.raises(IndexFault, match=r"index\.sqlite cannot be used.*restore it from a copy"):
         Storage(tmp_path, RUN, 1 << 20)
     assert path.read_bytes() == b"not a database at all" * 100
+
+
+def test_a_corrupted_page_is_found_at_the_next_start_and_the_turns_are_in_the_segments(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, RUN, 1 << 20)
+    unit = open_run(storage, RUN, settings(), problem, (), Now(0.0, 0.0)).unit
+    unit.statements += [put_meta(f"filler {number}", "x" * 100) for number in range(2000)]
+    storage.place(unit, b"body", b"payload")
+    storage.commit(unit)
+    storage.close()
+    path = tmp_path / "buffer" / "index.sqlite"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 8192 * 4096)
+        file.write(os.urandom(4096))
+    with pytest.raises(IndexFault, match=r"cannot be used.*restore it from a copy.*segments/ holds every"):
+        Storage(tmp_path, RUN, 1 << 20)
+    assert len(list(scan(tmp_path / "buffer" / "segments" / "00000001.seg"))) == 1
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
