@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -105,3 +106,10 @@ def make_untied_model(directory: Path) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+def relative_difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Norm of the difference over the norm of what was expected, all tensors together."""
+    assert found.keys() == expected.keys()
+    off = sum(float((found[name] - expected[name]).double().pow(2).sum()) for name in expected)
+    return (off / sum(float(value.double().pow(2).sum()) for value in expected.values())) ** 0.5

@@ -20,7 +20,7 @@ from learner.export import export_model
 from learner.model import load_model, num_score_chunks
 from learner.ranks import Ranks
 from learner.settings import LearnerSettings, LossSettings
-from tests.learner_batches import VOCAB, make_batch, make_model, make_untied_model
+from tests.learner_batches import VOCAB, make_batch, make_model, make_untied_model, relative_difference
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,12 +72,6 @@ def one_big_batch(model_dir):
     micros, num_loss_tokens = micro_batches(batch, trajectories, 10**9)
     assert len(micros) == 1
     return gradient_of(scoring_model(model_dir), micros, num_loss_tokens, LOSS)
-
-
-def relative_difference(found, expected) -> float:
-    assert found.keys() == expected.keys()
-    off = sum(float((found[name] - expected[name]).double().pow(2).sum()) for name in expected)
-    return (off / sum(float(value.double().pow(2).sum()) for value in expected.values())) ** 0.5
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -20,8 +20,10 @@ from learner.checkpoint import complete_steps, read_mark, step_directory
 from learner.learner import Learner
 from learner.settings import LearnerSettings, LossSettings, PublishSettings
 from learner.trainer import Trainer, TrainerSpec
-from tests.learner_batches import make_model
+from tests.learner_batches import make_model, relative_difference
+from tests.learner_gradients import applied_gradient, version_state
 from tests.learner_world import RUN, World
+from tests.reference.loop import KeptGroup, recorded_gradient
 
 pytestmark = [
     pytest.mark.slow,
@@ -128,6 +130,38 @@ async def test_a_stop_ends_after_the_step_with_a_checkpoint(model_dir, tmp_path)
         task = asyncio.create_task(learner.run())
         assert await task == "interrupted"
     assert complete_steps(tmp_path / "checkpoints") == [3]
+
+
+async def test_at_staleness_0_each_step_applies_the_gradient_of_the_plain_synchronous_loop(model_dir, tmp_path):
+    """Recorded batches, each from the run's own version k: the reference loop's gradient, every age 0."""
+    from transformers import AutoModelForCausalLM
+
+    settings = {"checkpoint_every": 1, "keep_checkpoints": 9}
+    async with World(tmp_path, steps=3, max_staleness=0) as world, asyncio.timeout(80):
+        learner = Learner(spec(model_dir, tmp_path, **settings), resolve=world.resolve, heartbeat_s=0.2)
+        world.weights_at(learner.weights_endpoint)
+        assert await learner.run() == "done"
+        client = BufferClient(world.resolve, run=RUN, role="learner", name="learner-7")
+        await client.connect()
+        batches = [await client.take(step, 1.0) for step in range(3)]
+        trajectories = [await client.fetch([(g.group, r) for g in b.groups for r in g.rollouts]) for b in batches]
+        await client.close()
+    assert [line["ages"] for line in step_lines(tmp_path)] == [
+        {"0": line["loss_tokens"]} for line in step_lines(tmp_path)
+    ]
+    reference = AutoModelForCausalLM.from_pretrained(model_dir)
+    learner_settings = spec(model_dir, tmp_path, **settings).learner
+    for step, batch in enumerate(batches):
+        rows = iter(trajectories[step])
+        groups = [
+            KeptGroup(trajectories=tuple(next(rows) for _ in group.rollouts), rewards=group.rewards)
+            for group in batch.groups
+        ]
+        weights, _ = version_state(tmp_path, model_dir, learner_settings, step)
+        reference.load_state_dict(weights, strict=False)
+        expected = recorded_gradient(reference, groups)
+        applied = applied_gradient(tmp_path, model_dir, learner_settings, step)
+        assert relative_difference(applied, expected) < 1e-5, f"step {step}"
 
 
 @contextlib.asynccontextmanager
