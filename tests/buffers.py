@@ -170,7 +170,7 @@ class Process:
 
 
 async def _serve(directory: Path, bind: str, chosen: BufferSettings) -> None:
-    server = BufferServer(chosen, directory, RUN, problem)
+    server = BufferServer(chosen, directory, RUN, problem, [problem(1000 + index) for index in range(4)])
     print(await server.start(bind), flush=True)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: loop.create_task(server.stop()))
