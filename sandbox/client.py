@@ -16,7 +16,7 @@ import itertools
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -25,35 +25,16 @@ from sandbox import wire
 from sandbox.answers import quick_verdict
 from sandbox.api import Call, Limits, Result, Status, Verdict
 from sandbox.node import Node
+from sandbox.request import CheckFailed, Request
 from sandbox.session import Session
+
+__all__ = ["CheckFailed", "Endpoints", "SandboxClient"]
 
 Endpoints = Sequence[str] | Callable[[], Sequence[str] | Awaitable[Sequence[str]]]
 
 _TICK_S = 1.0
 _MAX_TRIES = 3
 _RESOLVE_EVERY = 5
-
-
-class CheckFailed(RuntimeError):
-    """No node could grade an answer: an infrastructure failure; the rollout is excluded, not wrong."""
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """Something asked for and not answered."""
-
-    id: str
-    kind: str
-    fields: list[Any]
-    future: asyncio.Future[Result | Verdict]
-    tries: int = 0
-    node: Node | None = None
-    avoid: Node | None = None
-    home: Node | None = None
-    """The node that alone can answer: the one where its session lives."""
-    served: Node | None = None
-    """The node that answered."""
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
 
 class SandboxClient:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sandbox import supervisor
+from sandbox import messages
 from sandbox.api import Call, Check, Result, Status
 from sandbox.queue import FairQueue
 
@@ -159,14 +159,14 @@ class Dispatch:
                 self._sessions.popitem(last=False)
         self._hand_over(entry, place)
         place.credit -= 1
-        place.send(supervisor.RUN, entry.number, entry.arrived_s, call.code, call.input, *bounds, session, call.first)
+        place.send(messages.RUN, entry.number, entry.arrived_s, call.code, call.input, *bounds, session, call.first)
 
     def end_session(self, tenant: str, session: str) -> None:
         """The client is through with a session."""
         key = _session_key(tenant, session)
         home = self._sessions.pop(key, None)
         if home is not None:
-            home.send(supervisor.END, key)
+            home.send(messages.END, key)
 
     def drop_place(self, place: Place, now_s: float) -> None:
         """A place is gone with what it had."""
@@ -186,7 +186,7 @@ class Dispatch:
                 break
         if batch:
             place.credit -= 1
-            place.send(supervisor.GRADE, batch)
+            place.send(messages.GRADE, batch)
 
     @staticmethod
     def _hand_over(entry: Entry, place: Place) -> None:
@@ -250,7 +250,7 @@ class Dispatch:
         if entry is None or entry.outcome is not None:
             return
         if entry.place is not None:
-            entry.place.send(supervisor.CANCEL, entry.number)
+            entry.place.send(messages.CANCEL, entry.number)
             return
         entry.cancelled = True
         self.finish(entry.number, Result(id=name, status=Status.CANCELLED), now_s)

@@ -206,3 +206,13 @@ class Grading(Running):
     def _end(self) -> None:
         self.finish()
         self._on_end(self, self.job.items[self.graded :])
+
+
+def job_ids(work: ProgramJob | GradeJob | Running) -> list[int]:
+    """The front's ids in a job, or in the job that a child works at and has not settled."""
+    if isinstance(work, Grading):
+        return [name for name, _, _ in work.job.items[work.graded :]]
+    job = work.job if isinstance(work, Coding) else work
+    if isinstance(job, ProgramJob):
+        return [job.id]
+    return [name for name, _, _ in job.items] if isinstance(job, GradeJob) else []

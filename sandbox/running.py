@@ -8,6 +8,7 @@ Invariant   what the child writes is data: outcomes are checked, and none of tho
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -30,6 +31,7 @@ _ATTEND_S = 0.005
 _SAMPLE_S = 0.02
 _LINGER_S = 0.05
 _CHUNK = 1 << 16
+_MAX_LEFT_CHUNKS = 16
 _MAX_RECORD_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -218,6 +220,13 @@ class Running:
         """Read what is left in the pipes."""
         for fd in self._reads:
             self._read_output(fd)
+
+    def discard_output(self) -> None:
+        """Drop what an earlier job left in the pipes."""
+        for fd in self._reads:
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(_MAX_LEFT_CHUNKS):
+                    os.read(fd, _CHUNK)
 
     def over_output(self) -> bool:
         """Whether it wrote more than it may."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from sandbox import supervisor, wire
+from sandbox import messages, wire
 from sandbox.api import Call, Check, Result, Status, Verdict
 from sandbox.dispatch import Dispatch, Entry
 from sandbox.jail import JailPlan
@@ -222,15 +222,15 @@ class SandboxServer:
     def _on_report(self, shard: Shard, message: list[Any]) -> None:
         now_s = time.monotonic()
         kind, *rest = message
-        if kind == supervisor.RESULT:
+        if kind == messages.RESULT:
             self._dispatch.finish(rest[0][0], wire.read_result(rest[0]), now_s)
-        elif kind == supervisor.VERDICT:
+        elif kind == messages.VERDICT:
             self._dispatch.finish(rest[0], Verdict(rest[1]), now_s)
-        elif kind == supervisor.LOST:
+        elif kind == messages.LOST:
             self._dispatch.lose(rest[0], now_s)
-        elif kind == supervisor.BACK:
+        elif kind == messages.BACK:
             self._dispatch.return_unstarted(rest[0])
-        elif kind == supervisor.EVENT:
+        elif kind == messages.EVENT:
             counts = self._dispatch.counts
             setattr(counts, rest[0], getattr(counts, rest[0]) + rest[1])
         self._place()

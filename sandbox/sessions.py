@@ -59,6 +59,7 @@ class Session(Coding):
 
     def _begin_cell(self, job: ProgramJob) -> None:
         self._ready = False
+        self.discard_output()
         self.begin([job.code, job.stdin.encode()], job.limits)
 
     def receive(self) -> bytes:

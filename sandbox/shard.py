@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from sandbox import supervisor
+from sandbox import messages
 from sandbox.jail import JailPlan
 
 START_S = 60.0
@@ -113,12 +113,12 @@ class Shard(asyncio.Protocol):
             self._accept(message)
 
     def _accept(self, message: list[Any]) -> None:
-        if message[0] == supervisor.WANT:
+        if message[0] == messages.WANT:
             self.credit += message[1]
-        elif message[0] == supervisor.READY and not self._ready.done():
+        elif message[0] == messages.READY and not self._ready.done():
             self.cgroups = bool(message[1])
             self._ready.set_result(None)
-        elif message[0] == supervisor.REFUSED and not self._ready.done():
+        elif message[0] == messages.REFUSED and not self._ready.done():
             self._ready.set_exception(StartRefused(message[1]))
         self._on_report(self, message)
 

@@ -24,16 +24,13 @@ import msgpack
 from sandbox import cgroup
 from sandbox.api import Limits, Status, Verdict
 from sandbox.jail import JailPlan, raise_file_limit
-from sandbox.jobs import Coding, GradeJob, Grading, Program, ProgramJob
+from sandbox.jobs import Coding, GradeJob, Grading, Program, ProgramJob, job_ids
 from sandbox.loop import Loop
+from sandbox.messages import BACK, CANCEL, END, EVENT, GRADE, LOST, READY, REFUSED, RESULT, RUN, VERDICT, WANT
 from sandbox.running import Running
 from sandbox.sessions import Session
 from sandbox.slots import Occupant, Slots
 
-RUN, GRADE, CANCEL, END = "run", "grade", "cancel", "end"
-READY, REFUSED, WANT, RESULT, VERDICT, LOST, BACK, EVENT = (
-    "ready", "refused", "want", "result", "verdict", "lost", "back", "event",
-)  # fmt: skip
 MAX_CALLS = 32
 """Calls in slots at once, sleeping ones included."""
 _AHEAD = 1
@@ -105,7 +102,7 @@ class Supervisor:
                 occupant.lose()
             elif isinstance(occupant, Running) and not occupant.done:
                 occupant.finish()
-                ids += _ids(occupant)
+                ids += job_ids(occupant)
                 self._running.discard(occupant)
         if self._starting:
             self._send([REFUSED, f"the {zygote.profile} zygote ended while it started; its message is in the log"])
@@ -290,7 +287,7 @@ class Supervisor:
             self._loop.after(_STUCK_S, self._hand_back)
             return
         staying = [job for job in self._queue if isinstance(job, ProgramJob) and job.session in self._sessions]
-        ids = [name for job in self._queue if job not in staying for name in _ids(job)]
+        ids = [name for job in self._queue if job not in staying for name in job_ids(job)]
         self._queue = collections.deque(staying)
         self._awaited = None
         self._send([BACK, ids])
@@ -305,16 +302,6 @@ class Supervisor:
         for zygote in self._zygotes.values():
             zygote.close()
         os._exit(0)
-
-
-def _ids(work: ProgramJob | GradeJob | Running) -> list[int]:
-    """The front's ids in a job, or in the job that a child works at and has not settled."""
-    if isinstance(work, Grading):
-        return [name for name, _, _ in work.job.items[work.graded :]]
-    job = work.job if isinstance(work, Coding) else work
-    if isinstance(job, ProgramJob):
-        return [job.id]
-    return [name for name, _, _ in job.items] if isinstance(job, GradeJob) else []
 
 
 def main() -> NoReturn:
