@@ -183,10 +183,14 @@ class Engine:
 
     async def close(self) -> None:
         """End the engine's processes."""
-        if self._llm.output_handler is not None:
-            self._llm.output_handler.cancel()  # it would report the end as a death
-        await asyncio.to_thread(self._llm.shutdown)
-        self._llm = None
+        llm, self._llm = self._llm, None
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # it would report the end as a death
+        await asyncio.to_thread(llm.shutdown)
+        await asyncio.sleep(0)  # vLLM closes its sockets in the loop, and leaves their context to the collector
+        resources = llm.engine_core.resources
+        if all(end is None or end.closed for end in (resources.input_socket, resources.output_socket)):
+            resources.ctx.term()
 
 
 def start_llm(model: Path, settings: RolloutSettings, seed: int) -> Any:
