@@ -229,6 +229,7 @@ class Dispatch:
 
     def lose(self, numbers: list[int], now_s: float) -> None:
         """Work was lost with the process that had it: place it once more, then give it up."""
+        again: list[int] = []
         for number in numbers:
             entry = self._by_number.get(number)
             if entry is None or entry.outcome is not None:
@@ -239,10 +240,11 @@ class Dispatch:
                 continue
             entry.losses += 1
             if entry.losses < _MAX_LOSSES:
-                self.return_unstarted([number])
+                again.append(number)
             else:
                 cause = f"the process that ran it was lost {entry.losses} times"
                 self.finish(number, Result(id=entry.work.id, status=Status.WORKER_LOST, exception=cause), now_s)
+        self.return_unstarted(again)
 
     def cancel(self, tenant: str, name: str, now_s: float) -> None:
         """The client does not want it any more."""

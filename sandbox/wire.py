@@ -98,7 +98,8 @@ def _read_limits(bounds: Any, default: Limits) -> Limits:
         case None:
             return default
         case [int() | float() as wall_s, int() | float() as cpu_s, int(memory_mib), int(output_kib)]:
-            if min(wall_s, cpu_s) > 0 and max(wall_s, cpu_s) <= 3600 and 1 <= memory_mib < 1 << 20 and output_kib >= 1:
+            times_fit = 0 < wall_s <= 3600 and 0 < cpu_s <= 3600  # false for a NaN
+            if times_fit and 1 <= memory_mib < 1 << 20 and output_kib >= 1:
                 return Limits(
                     wall_s=float(wall_s), cpu_s=float(cpu_s), memory_mib=memory_mib, output_kib=min(output_kib, 1 << 20)
                 )
