@@ -71,6 +71,9 @@ SOLUTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gcd": _of_numbers("gcd"),
     "lcm": _of_numbers("lcm"),
     "count_bits": lambda metadata: f"print(bin({metadata['number']}).count('1'))",
+    "count_primes": lambda metadata: (
+        f"print(sum(all(n % d for d in range(2, n)) for n in range({metadata['start']}, {metadata['end']} + 1)))"
+    ),
 }
 """Code that solves an item, by family."""
 

@@ -28,6 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gcd": {"max_value": 99},
     "lcm": {"max_value": 20},
     "count_bits": {"max_n": 999},
+    "count_primes": {"min_n": 2, "max_n": 99},
 }
 PROBLEMS = ProblemSettings(
     families=tuple(FamilySettings(name=name, options=options) for name, options in OPTIONS.items()), num_heldout=20
@@ -47,7 +48,7 @@ def recipe(output: Path, **sft: Any) -> ColdStartSettings:
 def test_every_known_solution_prints_the_answer_and_every_fault_fails() -> None:
     stream = ProblemStream(PROBLEMS, seed=3)
     with Executor() as executor:
-        for index in range(50):
+        for index in range(60):
             item = stream.item_at(index)
             code = SOLUTIONS[item["metadata"]["source_dataset"]](item["metadata"])
             assert executor.run(code).stdout == item["answer"] + "\n"
