@@ -79,7 +79,7 @@ class Node:
         level = self.zygotes()
         while level:
             level = [pid for parent in level for pid in children(parent)]
-            found += [pid for pid in level if not is_init(pid)]
+            found += [pid for pid in level if namespace_pid(pid) > 1]
         return found
 
     def close(self) -> None:
@@ -108,11 +108,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def is_init(pid: int) -> bool:
-    """Whether a process is number 1 of its pid namespace."""
-    return namespace_pid(pid) == 1
 
 
 def namespace_pid(pid: int) -> int:

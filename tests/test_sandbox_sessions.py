@@ -14,7 +14,7 @@ from sandbox.api import Limits, Status, is_failure
 from sandbox.client import SandboxClient
 from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
-from tests.sandbox_node import children, eventually, is_init
+from tests.sandbox_node import children, eventually, namespace_pid
 
 QUICK = Limits(wall_s=0.5)
 
@@ -34,7 +34,7 @@ def _processes(server: SandboxServer) -> int:
     found = 0
     while level:
         level = [pid for parent in level for pid in children(parent)]
-        found += sum(not is_init(pid) for pid in level)
+        found += sum(namespace_pid(pid) > 1 for pid in level)
     return found
 
 
