@@ -17,8 +17,7 @@ from buffer.schema import Decision, Finish, Lease, Loaded, Problem, Turn, Versio
 from buffer.server import BufferServer
 from buffer.settings import BufferSettings
 from tests.learner_batches import VOCAB
-
-RUN = "learner-test"
+from tests.learner_process import RUN
 
 
 class World:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -18,11 +17,11 @@ import torch
 from buffer.client import BufferClient
 from learner.checkpoint import complete_steps, read_mark, step_directory
 from learner.learner import Learner
-from learner.settings import LearnerSettings, LossSettings, PublishSettings
-from learner.trainer import Trainer, TrainerSpec
+from learner.trainer import Trainer
 from tests.learner_batches import make_model, relative_difference
 from tests.learner_gradients import applied_gradient, version_state
-from tests.learner_world import RUN, World
+from tests.learner_process import RUN, spec
+from tests.learner_world import World
 from tests.reference.loop import KeptGroup, recorded_gradient
 
 pytestmark = [
@@ -48,19 +47,6 @@ def model_dir(tmp_path_factory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), hidden_size=32)
 
 
-def spec(model_dir: Path, directory: Path, **settings) -> TrainerSpec:
-    learner = {"checkpoint_every": 2, "micro_batch_tokens": 120, "lr": 1e-2, "rank_timeout_s": 60.0} | settings
-    return TrainerSpec(
-        run=RUN,
-        model=model_dir,
-        directory=directory,
-        temperature=1.0,
-        learner=LearnerSettings(**learner),
-        loss=LossSettings(),
-        publish=PublishSettings(bucket_mib=1, dtype="float32"),
-    )
-
-
 def step_lines(directory: Path) -> list[dict]:
     return [json.loads(line) for line in (directory / "metrics" / "steps.jsonl").read_text().splitlines()]
 
@@ -73,7 +59,7 @@ def exported(directory: Path) -> dict[str, torch.Tensor]:
 
 async def test_a_run_from_the_first_version_to_the_export(model_dir, tmp_path):
     phases = []
-    async with World(tmp_path, steps=5) as world, asyncio.timeout(80):
+    async with World(tmp_path, steps=5) as world, asyncio.timeout(200):
         learner = Learner(
             spec(model_dir, tmp_path),
             resolve=world.resolve,
@@ -118,7 +104,7 @@ def assert_published_equals_exported(world: World, export: dict[str, torch.Tenso
 
 
 async def test_a_stop_ends_after_the_step_with_a_checkpoint(model_dir, tmp_path):
-    async with World(tmp_path, steps=50) as world, asyncio.timeout(60):
+    async with World(tmp_path, steps=50) as world, asyncio.timeout(200):
         task: asyncio.Task[str]
 
         def stop_after(phase: str, step: int) -> None:
@@ -137,7 +123,7 @@ async def test_at_staleness_0_each_step_applies_the_gradient_of_the_plain_synchr
     from transformers import AutoModelForCausalLM
 
     settings = {"checkpoint_every": 1, "keep_checkpoints": 9}
-    async with World(tmp_path, steps=3, max_staleness=0) as world, asyncio.timeout(80):
+    async with World(tmp_path, steps=3, max_staleness=0) as world, asyncio.timeout(200):
         learner = Learner(spec(model_dir, tmp_path, **settings), resolve=world.resolve, heartbeat_s=0.2)
         world.weights_at(learner.weights_endpoint)
         assert await learner.run() == "done"
@@ -167,10 +153,9 @@ async def test_at_staleness_0_each_step_applies_the_gradient_of_the_plain_synchr
 @contextlib.asynccontextmanager
 async def learner_process(world: World, model_dir: Path, directory: Path, *, rank=0, world_size=1, port=0, kill=""):
     """A learner in a process of its own, which kills itself by SIGKILL at phase `kill`, e.g. "trained:3"."""
-    code = "from tests.test_learner_loop import learner_main; learner_main()"
     arguments = [world.endpoint, model_dir, directory, rank, world_size, port, kill]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, *map(str, arguments), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.learner_process", *map(str, arguments), stdout=asyncio.subprocess.PIPE
     )
     try:
         yield process
@@ -180,42 +165,9 @@ async def learner_process(world: World, model_dir: Path, directory: Path, *, ran
         await process.communicate()
 
 
-def learner_main() -> None:
-    endpoint, model_dir, directory, rank, world_size, port, kill = sys.argv[1:]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    torch.set_num_threads(1)
-
-    async def resolve() -> str:
-        return endpoint
-
-    def on_phase(phase: str, step: int) -> None:
-        if f"{phase}:{step}" == kill:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    async def body() -> None:
-        settings = {"ranks": int(world_size), "zero_stage": 2 if int(world_size) > 1 else 0}
-        learner = Learner(
-            spec(Path(model_dir), Path(directory), **settings),
-            resolve=resolve,
-            rank=int(rank),
-            world=int(world_size),
-            heartbeat_s=0.2,
-            on_phase=on_phase,
-        )
-        print(learner.weights_endpoint, flush=True)
-        await learner.run()
-
-    try:
-        asyncio.run(body())
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-        os._exit(1)
-    os._exit(0)
-
-
 async def test_after_a_kill_recorded_batches_are_recomputed_and_each_is_in_the_weights_once(model_dir, tmp_path):
     """Killed when step 3 is trained, version 3 published, the newest checkpoint at 2."""
-    async with World(tmp_path, steps=5) as world, asyncio.timeout(100):
+    async with World(tmp_path, steps=5) as world, asyncio.timeout(300):
         async with learner_process(world, model_dir, tmp_path, kill="trained:3") as first:
             world.weights_at((await first.stdout.readline()).decode().strip())
             assert await first.wait() == -signal.SIGKILL
@@ -258,7 +210,7 @@ def free_port() -> int:
 
 
 async def test_two_ranks_train_a_run_and_a_dead_rank_ends_the_other(model_dir, tmp_path):
-    async with World(tmp_path, steps=4) as world, asyncio.timeout(150):
+    async with World(tmp_path, steps=4) as world, asyncio.timeout(400):
         for kills in ("restored:0", ""):  # rank 1 dies once; then both start again and finish
             port = free_port()
             async with (
