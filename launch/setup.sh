@@ -34,7 +34,7 @@ if [ ! -x .venv/bin/python ] || [ "$(.venv/bin/python -c 'import sys; print("%d.
     rm -rf .venv
     "$python" -m venv .venv || die "$python cannot make a virtual environment: install its venv module"
 fi
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=${PIP_QUIET:-1} PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=${PIP_QUIET:-2} PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 pip() { .venv/bin/python -m pip "$@"; }
 
 if ! .venv/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch#*==}')" 2>/dev/null; then
