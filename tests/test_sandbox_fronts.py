@@ -1,4 +1,4 @@
-"""The other ways in: a sandbox of one's own in three lines, the command line, JSON over HTTP; the scientific profile."""
+"""The other ways in: a sandbox in three lines, the command line, JSON over HTTP; and the scientific profile."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ from sandbox.settings import SandboxSettings
 async def main():
     server = SandboxServer(SandboxSettings(workers=1, wall_s=60, cpu_s=60))
     client = SandboxClient([await server.start()])
-    calls = [asyncio.ensure_future(client.run("import subprocess, time; subprocess.Popen(['sleep', '77']); time.sleep(77)"))]
+    code = "import subprocess, time; subprocess.Popen(['sleep', '77']); time.sleep(77)"
+    calls = [asyncio.ensure_future(client.run(code))]
     while not server.snapshot()["placed"]:
         await asyncio.sleep(0.01)
     print("busy", flush=True)
