@@ -116,12 +116,11 @@ def _tickets(now: Mapping[str, Any]) -> str:
 
 
 def _evaluated(now: Mapping[str, Any]) -> str:
-    done = sum(
-        number
-        for key, number in now.get("buffer", {}).get("counters", {}).items()
-        if key.startswith("rollouts_finished/eval")
-    )
-    return f"{done:.0f} held-out rollouts" if done and now.get("state") == "evaluating" else ""
+    """While an evaluation goes on: how many of its rollouts have ended."""
+    if now.get("state") != "evaluating":
+        return ""
+    done = now["buffer"]["counters"].get(f"rollouts_finished/eval_{now['phase']}", 0)
+    return f"{done:.0f} held-out rollouts evaluated"
 
 
 def _role(name: str, state: str, now: Mapping[str, Any], before: Mapping[str, Any]) -> RoleLine:
