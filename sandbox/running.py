@@ -28,6 +28,8 @@ from sandbox.slots import Slot, Slots
 
 _ATTEND_S = 0.005
 """A child older than this has its output read as it comes; most are done before."""
+_YOUNG_S = 0.03
+"""A child younger than this is looked at more often: it may be about to sleep, and another could run."""
 _SAMPLE_S = 0.02
 _LINGER_S = 0.05
 _CHUNK = 1 << 16
@@ -60,6 +62,7 @@ class Running:
         self.pid = 0
         """As the host sees it; 0 until it is known."""
         self._turn = 0
+        self._was_asleep = False
         self._record = b""
         self._unsent = memoryview(b"")
         self.slot = self._launch()
@@ -82,7 +85,7 @@ class Running:
         """Give the child a job."""
         self.limits = limits
         self.started_s = time.monotonic()
-        self.busy, self.reason, self.used_cpu_s = True, None, 0.0
+        self.busy, self.reason, self.used_cpu_s, self._was_asleep = True, None, 0.0, False
         self.out, self.err = HeadTail(), HeadTail()
         self._turn += 1
         turn = self._turn
@@ -177,7 +180,8 @@ class Running:
         if turn != self._turn or not self.busy:
             return
         state, cpu_s = _process_times(self.pid)
-        asleep = state != "R" and cpu_s == self.used_cpu_s and time.monotonic() - self.started_s > 2 * _SAMPLE_S
+        asleep = state != "R" and cpu_s == self.used_cpu_s and self._was_asleep
+        self._was_asleep = state != "R"
         self.used_cpu_s = cpu_s
         if cpu_s >= self.limits.cpu_s:
             self.kill(Status.CPU_TIMEOUT)
@@ -185,7 +189,8 @@ class Running:
         if asleep != self.blocked:
             self.blocked = asleep
             self._on_blocked()
-        self.loop.after(_SAMPLE_S, lambda: self._sample(turn))
+        young = time.monotonic() - self.started_s < _YOUNG_S
+        self.loop.after(_ATTEND_S if young else _SAMPLE_S, lambda: self._sample(turn))
 
     def _expire(self, turn: int) -> None:
         if turn == self._turn and self.busy:
