@@ -9,6 +9,7 @@ Invariant   gold answers and model code are never in one child; a batch that sto
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from sandbox.slots import Slots
 _GRADE_GRACE_S = 1.0
 _GRADE_MEMORY_MIB = 1024
 _CLAIMS = {"ok": Status.OK, "error": Status.ERROR, "memory": Status.MEMORY, "exit": Status.EXIT}
+_NEEDS_SCI = re.compile(r"\b(numpy|sympy|math_verify|scipy)\b")
 MISUSE = "RuntimeError: the code wrote to the sandbox's own descriptor"
 
 
@@ -216,3 +218,20 @@ def job_ids(work: ProgramJob | GradeJob | Running) -> list[int]:
     if isinstance(job, ProgramJob):
         return [job.id]
     return [name for name, _, _ in job.items] if isinstance(job, GradeJob) else []
+
+
+def program_job(fields: list[Any], profile: str) -> ProgramJob:
+    """A program or cell from the front's message; `profile` auto: by the modules that its text names."""
+    number, arrived_s, code, stdin, wall_s, cpu_s, memory_mib, output_kib, session, first = fields
+    if profile == "auto":
+        profile = "sci" if _NEEDS_SCI.search(code) else "lean"
+    return ProgramJob(
+        id=number,
+        arrived_s=arrived_s,
+        code=code,
+        stdin=stdin,
+        limits=Limits(wall_s=wall_s, cpu_s=cpu_s, memory_mib=memory_mib, output_kib=output_kib),
+        profile=profile,
+        session=session,
+        first=first,
+    )

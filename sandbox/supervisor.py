@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import json
 import os
-import re
 import socket
 import sys
 import time
@@ -22,9 +21,9 @@ from typing import Any, NoReturn
 import msgpack
 
 from sandbox import cgroup
-from sandbox.api import Limits, Status, Verdict
+from sandbox.api import Status, Verdict
 from sandbox.jail import JailPlan, raise_file_limit
-from sandbox.jobs import Coding, GradeJob, Grading, Program, ProgramJob, job_ids
+from sandbox.jobs import Coding, GradeJob, Grading, Program, ProgramJob, job_ids, program_job
 from sandbox.loop import Loop
 from sandbox.messages import BACK, CANCEL, END, EVENT, GRADE, LOST, READY, REFUSED, RESULT, RUN, VERDICT, WANT
 from sandbox.running import Running
@@ -38,7 +37,6 @@ _AHEAD = 1
 _STUCK_S = 0.05
 _MAX_MESSAGE_BYTES = 64 << 20
 _RESTART_S = 1.0
-_NEEDS_SCI = re.compile(r"\b(numpy|sympy|math_verify|scipy)\b")
 
 
 class Supervisor:
@@ -132,17 +130,7 @@ class Supervisor:
     def _accept(self, message: list[Any]) -> None:
         kind, *rest = message
         if kind == RUN:
-            name, arrived_s, code, stdin, wall_s, cpu_s, memory_mib, output_kib, session, first = rest
-            job = ProgramJob(
-                id=name,
-                arrived_s=arrived_s,
-                code=code,
-                stdin=stdin,
-                limits=Limits(wall_s=wall_s, cpu_s=cpu_s, memory_mib=memory_mib, output_kib=output_kib),
-                profile=self._choose(code),
-                session=session,
-                first=first,
-            )
+            job = program_job(rest, self._profile)
             self._granted -= 1
             self._queue.append(job)
         elif kind == GRADE:
@@ -152,11 +140,6 @@ class Supervisor:
             self._cancel(rest[0])
         elif kind == END and rest[0] in self._sessions:
             self._sessions[rest[0]].end()
-
-    def _choose(self, code: str) -> str:
-        if self._profile != "auto":
-            return self._profile
-        return "sci" if _NEEDS_SCI.search(code) else "lean"
 
     def _cancel(self, name: int) -> None:
         for job in self._queue:
