@@ -30,6 +30,7 @@ MAX_FILES = 256
 _DATA_SLACK_BYTES = 32 << 20
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+_KEPT = "/.kept"
 _ETC = {
     "passwd": "root:x:0:0::/:/bin/false\nsandbox:x:65534:65534::/tmp:/bin/false\n",
     "group": "root:x:0:\nsandbox:x:65534:\n",
@@ -72,10 +73,14 @@ def attempt(piece: str, action: Callable[[], None]) -> None:
         ) from error
 
 
-def enter(plan: JailPlan) -> None:
+Restore = list[tuple[bytes, bytes]]
+"""(where it can be had, where it belongs) of directories under /tmp that Python itself lives in."""
+
+
+def enter(plan: JailPlan) -> Restore:
     """Wall in the zygote: namespaces of its own and, with full isolation, the read-only root."""
     if not plan.full:
-        return
+        return []
     if platform.machine() != seccomp.MACHINE:
         raise Unavailable(f"the system call filter is written for {seccomp.MACHINE}, this is {platform.machine()}")
     attempt("a mount namespace", lambda: linux.unshare(linux.CLONE_NEWNS))
@@ -83,6 +88,8 @@ def enter(plan: JailPlan) -> None:
     attempt("a private mount tree", lambda: linux.mount(b"none", b"/", None, linux.MS_REC | linux.MS_PRIVATE))
     attempt("a root of bind mounts", _build_root)
     attempt("pivot_root", lambda: linux.pivot_into("/tmp"))
+    below_tmp = [path for path in _visible() if path.startswith("/tmp/")]
+    return [(f"{_KEPT}/{n}".encode(), path.encode()) for n, path in enumerate(below_tmp)]
 
 
 def _leave_network() -> None:
@@ -129,14 +136,19 @@ def _build_root() -> None:
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
     links = {path: os.readlink(path) for path in _SYSTEM if os.path.islink(path)}
     linux.mount(b"sandbox", base.encode(), b"tmpfs", 0, b"mode=755,size=1m")
-    for name in ("tmp", "proc", "dev", "etc"):
+    for name in ("tmp", "proc", "dev", "etc", _KEPT):
         os.mkdir(f"{base}/{name}")
     for name, text in _ETC.items():
         with open(f"{base}/etc/{name}", "w") as file:
             file.write(text)
     for path, target in links.items():
         os.symlink(target, base + path)
+    below_tmp = 0
     for path, fd in kept.items():
+        if path.startswith("/tmp/"):  # a call's own /tmp will hide it: kept elsewhere too, to be put back from there
+            os.mkdir(f"{base}{_KEPT}/{below_tmp}")
+            _bind(os.dup(fd), f"{base}{_KEPT}/{below_tmp}", linux.MS_NODEV)
+            below_tmp += 1
         os.makedirs(base + path, exist_ok=True)
         _bind(fd, base + path, linux.MS_NODEV)
     for name, fd in devices.items():
@@ -190,7 +202,7 @@ def plain_tmp(zygote_pid: int, slot: int) -> str:
     return f"/tmp/rocstar-call-{zygote_pid}-{slot}"
 
 
-def own_tmp(plan: JailPlan, procfs: int, slot: int) -> None:
+def own_tmp(plan: JailPlan, procfs: int, slot: int, restore: Restore) -> None:
     """First part of a child's walls: mounts and, where uids cannot be changed, a user namespace of its own."""
     if not plan.full:
         path = plain_tmp(os.getppid(), slot)
@@ -209,6 +221,9 @@ def own_tmp(plan: JailPlan, procfs: int, slot: int) -> None:
         _write("self/gid_map", "1000 0 1", procfs)
     options = b"mode=1777,nr_inodes=8k,size=%d" % TMP_BYTES
     linux.mount(b"tmp", b"/tmp", b"tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
+    for source, target in restore:
+        os.makedirs(target)
+        linux.mount(source, target, None, linux.MS_BIND | linux.MS_REC)
     os.chdir("/tmp")
 
 

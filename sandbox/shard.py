@@ -70,7 +70,7 @@ class Shard(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parent.parent)
         command = [sys.executable, "-I", "-c", _ENTRY, root, json.dumps(asdict(plan)), profile, str(max_sessions)]
-        environment = {"LANG": "C.UTF-8", "PATH": os.defpath}
+        environment = {"LANG": "C.UTF-8", "PATH": os.defpath, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
         self._process = subprocess.Popen(
             command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment, cwd="/"
         )

@@ -80,7 +80,7 @@ class Slots:
         self._orders = ours
         root = str(Path(__file__).resolve().parent.parent)
         arguments = [sys.executable, "-I", "-c", _ENTRY, root, json.dumps(asdict(plan)), profile]
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LANG": "C.UTF-8"}
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | dict(os.environ)
         self._process = subprocess.Popen(
             arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment, cwd="/", close_fds=True
         )

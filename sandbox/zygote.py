@@ -76,13 +76,14 @@ class Zygote:
         self._program = linux.FilterProgram(len(self._filter) // 8, self._filter)
         self._main = types.ModuleType("__main__")
         self._base_data = 0
+        self._restore: jail.Restore = []
         self._atexit_base = 0
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def serve(self) -> NoReturn:
         """Warm up, wall in, then fork until the supervisor goes."""
         warm.preload(self._sci)
-        jail.enter(self._plan)
+        self._restore = jail.enter(self._plan)
         jail.preset_limits()
         self._prepare()
         self._orders.send(REPORT.pack(READY, 0, 0, 0.0) + json.dumps({"data_mib": self._base_data >> 20}).encode())
@@ -194,7 +195,7 @@ class Zygote:
             cgroup = self._slots[slot].cgroup
             if cgroup is not None:
                 os.write(cgroup, b"0")
-            jail.own_tmp(self._plan, self._procfs, slot)
+            jail.own_tmp(self._plan, self._procfs, slot, self._restore)
             os.dup2(fds[1], 1)
             os.dup2(fds[2], 2)
             ctl = _isolate_fds(ctl)

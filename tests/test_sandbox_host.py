@@ -94,6 +94,31 @@ def test_without_namespaces_a_call_is_limited() -> None:
     assert set(Path("/tmp").glob("rocstar-call-*")) == before
 
 
+_ELSEWHERE = """
+from sandbox.local import Sandbox
+from sandbox.settings import SandboxSettings
+
+with Sandbox(SandboxSettings(workers=1)) as sandbox:
+    print(sandbox.run("import sys, csv, msgpack; open('/tmp/x', 'w').close(); print(sys.prefix)"))
+    print(sandbox.run("import os; print(os.listdir('/tmp'), os.path.exists('/tmp/secret'))"))
+"""
+
+
+def test_a_python_that_lives_in_tmp_is_seen_beside_a_calls_own_tmp(tmp_path: Path) -> None:
+    if not str(tmp_path).startswith("/tmp/"):
+        pytest.skip("temporary files are elsewhere")
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    packages = next(home.glob("lib/python*/site-packages"))
+    known = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "known.pth").write_text("\n".join([*known, str(_ROOT)]))
+    done = subprocess.run([home / "bin/python", "-c", _ELSEWHERE], capture_output=True, text=True, timeout=60)
+    assert str(home) in done.stdout, done.stdout + done.stderr
+    assert "ERROR" not in done.stdout
+    top = home.relative_to("/tmp").parts[0]
+    assert f"['{top}'] False" in done.stdout
+
+
 def _name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
