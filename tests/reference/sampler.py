@@ -24,8 +24,8 @@ class Limits:
     """Of one episode."""
 
     max_turns: int = 4
-    max_length_tokens: int = 256
-    max_new_tokens: int = 64
+    max_length_tokens: int = 160
+    max_new_tokens: int = 40
     temperature: float = 1.0
 
 
