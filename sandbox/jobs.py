@@ -127,14 +127,31 @@ class Coding(Running):
 
 
 class Program(Coding):
-    """A program at work; the child ends with it."""
+    """A program at work, or a spare: a child that waits for one. The child ends with it."""
 
-    def __init__(
-        self, loop: Loop, slots: Slots, job: ProgramJob, *, on_blocked: Callable[[], None], on_result: OnResult
-    ) -> None:
-        super().__init__(loop, slots, job.limits, on_blocked=on_blocked, on_result=on_result)
+    def run(self, job: ProgramJob) -> None:
+        """Give it its program."""
         self.job = job
         self.begin(["run", job.code, job.stdin.encode()], job.limits)
+
+    def fits(self, job: ProgramJob) -> bool:
+        """Whether a spare was made with the limits that this program needs."""
+        mine, wanted = self.limits, job.limits
+        return not self.done and (mine.memory_mib, mine.cpu_s) == (wanted.memory_mib, wanted.cpu_s)
+
+    def died(self, wait_status: int, cpu_s: float, out_of_memory: bool) -> None:
+        """As for all code; a spare just ends."""
+        if self.job is None:
+            self.finish()
+        else:
+            super().died(wait_status, cpu_s, out_of_memory)
+
+    def broken(self, why: str) -> None:
+        """It could not be started; a spare just ends."""
+        if self.job is None:
+            self.finish()
+        else:
+            super().broken(why)
 
     def take(self, record: list[Any]) -> None:
         """Its outcome."""

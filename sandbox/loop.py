@@ -23,7 +23,7 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._watched: dict[int, Callable[[], None]] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._sequence = itertools.count()
 
     def watch(self, fd: int, action: Callable[[], None], events: int = IN) -> None:
@@ -39,7 +39,7 @@ class Loop:
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
         """Call `action` once, `delay_s` from now. There is no cancelling: the action looks whether it still applies."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), action))
 

@@ -114,7 +114,7 @@ class SandboxServer:
         self._shards.append(shard)
         settings = self._settings
         sessions = -(-settings.sessions // settings.num_workers())
-        await shard.start(_plan(settings.isolation == "full", index), settings.profile, sessions)
+        await shard.start(_plan(settings.isolation == "full", index), settings.profile, sessions, settings.spare)
 
     def _on_shard_end(self, shard: Shard, index: int) -> None:
         """A supervisor died with all below it: place its work elsewhere and start another."""

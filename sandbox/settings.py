@@ -35,6 +35,8 @@ class SandboxSettings(BaseModel):
     """Calls that may wait at this node; beyond it a call is refused as `overloaded`."""
     sessions: Annotated[int, Field(ge=0, le=100_000)] = 64
     """Live sessions of this node; beyond it the one that rested longest is ended."""
+    spare: bool = True
+    """Whether each shard keeps a child ready while it is idle: shorter waits when calls are few."""
     isolation: Literal["full", "rlimits"] = "full"
     """`full`: namespaces, read-only root, seccomp, limits; refuses to start where the host lacks one of them.
     `rlimits`: what the host allows, for hosts that forbid namespaces and code that is not hostile."""

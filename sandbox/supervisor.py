@@ -11,6 +11,7 @@ Invariant   at most one child computes at a time, sleeping ones do not count; no
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import os
 import socket
@@ -23,12 +24,13 @@ import msgpack
 from sandbox import cgroup
 from sandbox.api import Status, Verdict
 from sandbox.jail import JailPlan, raise_file_limit
-from sandbox.jobs import Coding, GradeJob, Grading, Program, ProgramJob, job_ids, program_job
+from sandbox.jobs import Coding, GradeJob, Grading, ProgramJob, job_ids, program_job
 from sandbox.loop import Loop
 from sandbox.messages import BACK, CANCEL, END, EVENT, GRADE, LOST, READY, REFUSED, RESULT, RUN, VERDICT, WANT
 from sandbox.running import Running
 from sandbox.sessions import Session
 from sandbox.slots import Occupant, Slots
+from sandbox.spares import Spares
 
 MAX_CALLS = 32
 """Calls in slots at once, sleeping ones included."""
@@ -42,10 +44,17 @@ _RESTART_S = 1.0
 class Supervisor:
     """State of a shard."""
 
-    def __init__(self, front: socket.socket, plan: JailPlan, profile: str, max_sessions: int) -> None:
+    def __init__(self, front: socket.socket, plan: JailPlan, profile: str, max_sessions: int, spare: bool) -> None:
         self._front, self._plan, self._profile, self._max_sessions = front, plan, profile, max_sessions
         self._sessions: collections.OrderedDict[str, Session] = collections.OrderedDict()
         self._loop = Loop()
+        self._spares = Spares(
+            self._loop,
+            spare,
+            lambda: not self._running and not self._queue,
+            on_blocked=self._schedule,
+            on_result=self._on_result,
+        )
         self._unpacker = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES)
         self._groups = cgroup.detect() if plan.full else None
         self._zygotes: dict[str, Slots] = {}
@@ -95,6 +104,7 @@ class Supervisor:
     def _on_zygote_lost(self, zygote: Slots, occupants: list[Occupant]) -> None:
         """A zygote died: the front places its calls elsewhere, a new zygote starts."""
         ids: list[int] = []
+        self._spares.drop(zygote)
         for occupant in occupants:
             if isinstance(occupant, Session):
                 occupant.lose()
@@ -109,11 +119,8 @@ class Supervisor:
         self._send([EVENT, "zygote_restarts", 1])
         delay_s = _RESTART_S if time.monotonic() - self._restarted_s < _RESTART_S else 0.0
         self._restarted_s = time.monotonic()
-        self._loop.after(delay_s, lambda: self._restart(zygote.profile))
+        self._loop.after(delay_s, functools.partial(self._start_zygote, zygote.profile))
         self._schedule()
-
-    def _restart(self, profile: str) -> None:
-        self._start_zygote(profile)
 
     def _on_front(self) -> None:
         try:
@@ -168,6 +175,8 @@ class Supervisor:
             self._awaited = self._queue[0]
             self._loop.after(_STUCK_S, self._hand_back)
         computing = self._computing()
+        if not self._running and not self._queue:
+            self._spares.idle()
         ahead = 0 if computing and self._long_computation() else _AHEAD
         room = 1 + ahead - computing - len(self._queue) - self._granted
         if room > 0 and self._room():
@@ -200,8 +209,9 @@ class Supervisor:
         if isinstance(job, ProgramJob) and job.session:
             self._run_cell(self._new_session(zygote, job), job)
         elif isinstance(job, ProgramJob):
-            hooks = {"on_blocked": self._schedule, "on_result": self._on_result}
-            self._running.add(Program(self._loop, zygote, job, **hooks))  # type: ignore[arg-type]
+            program = self._spares.take(zygote, job) or self._spares.make(zygote, job.limits)
+            self._running.add(program)
+            program.run(job)
         else:
             self._running.add(
                 Grading(
@@ -292,4 +302,6 @@ def main() -> NoReturn:
     raise_file_limit()
     front = socket.socket(fileno=os.dup(0))
     os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
-    Supervisor(front, JailPlan(**json.loads(sys.argv[2])), sys.argv[3], int(sys.argv[4])).serve()
+    Supervisor(
+        front, JailPlan(**json.loads(sys.argv[2])), sys.argv[3], int(sys.argv[4]), sys.argv[5] == "spare"
+    ).serve()

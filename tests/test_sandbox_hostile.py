@@ -25,7 +25,7 @@ def _groups(makers: list[int]) -> list[Path]:
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     mounts, files = _mounts(), set(os.listdir("/tmp"))
-    node = Node(workers=2, wall_s=1.0, cpu_s=5.0, memory_mib=128)
+    node = Node(workers=2, spare=False, wall_s=1.0, cpu_s=5.0, memory_mib=128)
     try:
         yield node
         assert eventually(lambda: not node.guests()), "a call left a process behind"

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.api import INFRA, Result, Status, Verdict
+from sandbox.api import INFRA, Limits, Result, Status, Verdict
 from sandbox.client import SandboxClient
 from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
-from tests.sandbox_node import Node, eventually
+from tests.sandbox_node import Node, children, eventually, namespace_pid
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    node = Node(workers=2, wall_s=2.0, cpu_s=5.0)
+    node = Node(workers=2, spare=False, wall_s=2.0, cpu_s=5.0)
     yield node
     node.close()
 
@@ -291,3 +291,29 @@ def test_a_batch_with_answers_that_never_end_grades_the_others(node: Node) -> No
     assert verdicts[7] is Verdict.TIMEOUT
     assert [v for n, v in enumerate(verdicts) if n not in (7, 30)] == [Verdict.RIGHT] * 38
     assert eventually(lambda: not node.guests())
+
+
+async def test_a_spare_child_serves_the_next_program_and_only_that() -> None:
+    server = SandboxServer(SandboxSettings(workers=1, wall_s=1.0))
+    client = SandboxClient([await server.start()])
+    zygote = children(server._shards[0].pid)[0]
+
+    def waiting() -> list[int]:
+        return [pid for pid in children(zygote) if namespace_pid(pid) > 1]
+
+    assert (await client.run("x = 1; print(x)")).stdout == "1\n"
+    assert await asyncio.to_thread(eventually, lambda: len(waiting()) == 1)
+    spare = waiting()
+    await asyncio.sleep(1.2)
+    assert waiting() == spare, "it may wait longer than a program may run"
+    number = namespace_pid(spare[0])
+    assert (await client.run("import os; print(os.getpid())")).stdout == f"{number}\n"
+    other = await client.run("'x' in globals()", limits=Limits(memory_mib=77))
+    assert other.stdout == "False\n", "a program with other limits gets a child of its own"
+    results = await asyncio.gather(*(client.run(f"print({n})") for n in range(50)))
+    assert [result.stdout for result in results] == [f"{n}\n" for n in range(50)]
+    for pid in waiting():
+        os.kill(pid, signal.SIGKILL)
+    assert (await client.run("print(2)")).stdout == "2\n"
+    await client.close()
+    await server.stop()

@@ -21,7 +21,7 @@ QUICK = Limits(wall_s=0.5)
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[SandboxServer, SandboxClient]]:
-    server = SandboxServer(SandboxSettings(workers=1, wall_s=5.0, sessions=3))
+    server = SandboxServer(SandboxSettings(workers=1, spare=False, wall_s=5.0, sessions=3))
     client = SandboxClient([await server.start()], timeout_s=30)
     yield server, client
     await client.close()
