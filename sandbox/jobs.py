@@ -30,7 +30,7 @@ _NEEDS_SCI = re.compile(r"\b(numpy|sympy|math_verify|scipy)\b")
 MISUSE = "RuntimeError: the code wrote to the sandbox's own descriptor"
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class ProgramJob:
     """A program to run, or a cell of a session."""
 
@@ -45,7 +45,7 @@ class ProgramJob:
     first: bool = False
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class GradeJob:
     """A batch of (id, answer, gold)."""
 
@@ -170,7 +170,6 @@ class Grading(Running):
         loop: Loop,
         slots: Slots,
         job: GradeJob,
-        *,
         on_blocked: Callable[[], None],
         on_verdict: Callable[[int, Verdict], None],
         on_end: Callable[[Grading, list[tuple[int, str, str]]], None],

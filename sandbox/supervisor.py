@@ -168,8 +168,9 @@ class Supervisor:
         if self._scheduling:
             return
         self._scheduling = True
-        while self._queue and self._computing() < 1 and self._start(self._queue[0]):
-            self._queue.popleft()
+        for job in list(self._queue):  # one whose zygote is still starting lets the others pass
+            if self._computing() < 1 and self._start(job):
+                self._queue.remove(job)
         self._scheduling = False
         if self._queue and self._queue[0] is not self._awaited:
             self._awaited = self._queue[0]
@@ -213,16 +214,8 @@ class Supervisor:
             self._running.add(program)
             program.run(job)
         else:
-            self._running.add(
-                Grading(
-                    self._loop,
-                    zygote,
-                    job,
-                    on_blocked=self._schedule,
-                    on_verdict=self._on_verdict,
-                    on_end=self._on_graded,
-                )
-            )
+            hooks = (self._schedule, self._on_verdict, self._on_graded)
+            self._running.add(Grading(self._loop, zygote, job, *hooks))
         return True
 
     def _new_session(self, zygote: Slots, job: ProgramJob) -> Session:
