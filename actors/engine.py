@@ -114,23 +114,12 @@ class Engine:
         Raises:
             EngineDied: the engine's processes are gone.
         """
-        from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
 
         if self.loaded == NO_VERSION:
             raise RuntimeError("the engine has no weights yet: load a version before generating")
-        sampling = SamplingParams(
-            temperature=self._settings.temperature if temperature is None else temperature,
-            top_p=1.0,
-            max_tokens=max_new_tokens,
-            stop_token_ids=list(stop_ids),
-            ignore_eos=True,  # the chat's stop tokens alone end a turn, whatever the model's configuration calls eos
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
+        sampling = _sampling(
+            max_new_tokens, stop_ids, self._settings.temperature if temperature is None else temperature
         )
         prompt = tokens_input(list(context), cache_salt=self._label)
         started_s = time.monotonic()
@@ -216,6 +205,24 @@ def start_llm(model: Path, settings: RolloutSettings, seed: int) -> Any:
         **platform.engine_arguments(device, settings),
     )
     return AsyncLLM.from_engine_args(arguments)
+
+
+def _sampling(max_new_tokens: int, stop_ids: Sequence[int], temperature: float) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=temperature,
+        top_p=1.0,
+        max_tokens=max_new_tokens,
+        stop_token_ids=list(stop_ids),
+        ignore_eos=True,  # the chat's stop tokens alone end a turn, whatever the model's configuration calls eos
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
 
 
 def _generation(output: Any, generate_s: float) -> Generation:

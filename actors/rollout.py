@@ -70,6 +70,7 @@ class RolloutActor:
         self._weights = WeightClient(weights_resolve)
         self._meters = Meters("rollout", name, time.monotonic())
         self._rollouts: dict[RolloutKey, asyncio.Task[bool]] = {}
+        """those without an outcome yet"""
         self._ended = asyncio.Event()
         """a rollout has ended since it was last cleared"""
         self._engine: Engine
@@ -208,6 +209,7 @@ class RolloutActor:
         """One rollout from its lease to its outcome; says whether it ran to its own end."""
         try:
             outcome = await self._outcome(name, episode)
+            self._rollouts.pop(name[:2], None)  # a lease that ends by this outcome must not look like one that was lost
             await self._durably(
                 lambda: self._buffer.finish(outcome) if isinstance(outcome, Finish) else self._buffer.exclude(outcome)
             )

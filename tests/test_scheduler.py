@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from actors.scheduler import KvScheduler
 
 MAX_LENGTH = 1000
+ROUNDS = 1200
 
 
 def scheduler(capacity: int = 20_000, concurrency: int = 200, lengths: list[int] | None = None) -> KvScheduler:
@@ -97,7 +98,7 @@ def simulate(seed: int, capacity: int, reserve: bool) -> tuple[int, float]:
     made = scheduler(capacity=capacity, concurrency=500)
     running: dict[int, tuple[int, int]] = {}
     ended, over, name = 0, 0, 0
-    for _ in range(3000):
+    for _ in range(ROUNDS):
         room = capacity // MAX_LENGTH - len(running) if reserve else made.room()
         for _ in range(room):
             name += 1
@@ -111,7 +112,7 @@ def simulate(seed: int, capacity: int, reserve: bool) -> tuple[int, float]:
                 del running[key]
                 ended += 1
         over += made.held_tokens > capacity
-    return ended, over / 3000
+    return ended, over / ROUNDS
 
 
 @pytest.mark.parametrize("seed", [1, 2])
