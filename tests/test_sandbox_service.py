@@ -302,6 +302,7 @@ async def test_a_spare_child_serves_the_next_program_and_only_that() -> None:
         return [pid for pid in children(zygote) if namespace_pid(pid) > 1]
 
     assert (await client.run("x = 1; print(x)")).stdout == "1\n"
+    await asyncio.sleep(0.5)  # the first program's child is gone by now
     assert await asyncio.to_thread(eventually, lambda: len(waiting()) == 1)
     spare = waiting()
     await asyncio.sleep(1.2)
