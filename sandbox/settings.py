@@ -34,7 +34,8 @@ class SandboxSettings(BaseModel):
     queue_bound: Annotated[int, Field(ge=1, le=10_000_000)] = 3000
     """Calls that may wait at this node; beyond it a call is refused as `overloaded`."""
     sessions: Annotated[int, Field(ge=0, le=100_000)] = 64
-    """Live sessions of this node; beyond it the one that rested longest is ended."""
+    """Live sessions of this node, shared out over its shards; beyond a shard's share the one of its own that rested
+    longest is ended. About 3 MiB each, with little in their variables."""
     spare: bool = True
     """Whether each shard keeps a child ready while it is idle: shorter waits when calls are few."""
     isolation: Literal["full", "rlimits"] = "full"

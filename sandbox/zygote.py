@@ -257,7 +257,7 @@ def _init(socket_fd: int, full: bool) -> NoReturn:
     KILL: kill everything else in the namespace. An exit report: the same, reap it, then pass the report on.
     """
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what is orphaned in the slot is reaped by the kernel
     linux.die_with_parent(signal.SIGKILL)
     os.setsid()
     os.chdir("/")

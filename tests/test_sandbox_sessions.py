@@ -133,6 +133,15 @@ async def test_a_session_that_kills_its_own_past_is_lost_alone(pair: tuple[Sandb
     assert (await pair[1].run("print(1)")).stdout == "1\n"
 
 
+async def test_a_long_session_keeps_two_processes(pair: tuple[SandboxServer, SandboxClient]) -> None:
+    """The one that waits for the next cell, and its parent, which has the state before it."""
+    session = pair[1].session()
+    for number in range(60):
+        result = await session.run("x = 1 if 'x' not in globals() else x + 1; x")
+        assert result.stdout == f"{number + 1}\n"
+    assert await asyncio.to_thread(eventually, lambda: _processes(pair[0]) == 2)
+
+
 async def test_a_cell_is_quick(pair: tuple[SandboxServer, SandboxClient]) -> None:
     """A live cell costs less than a fork of its own would: the state is forked aside after the reply."""
     session = pair[1].session()
