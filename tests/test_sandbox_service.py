@@ -282,19 +282,17 @@ def test_grading_keeps_right_wrong_timeout_and_unparsable_apart(node: Node) -> N
     assert node.check_all(cases) == list(cases.values())
 
 
-def test_a_batch_with_answers_that_never_end_grades_the_others(node: Node) -> None:
+def test_a_batch_with_an_answer_that_never_ends_grades_the_others(node: Node) -> None:
     pairs = [(f"\\frac{{{2 * n}}}{{2}}", str(n)) for n in range(40)]
     pairs[7] = ("2^{2^{34}}", "5")
-    pairs[30] = ("9^{9^{9^9}}", "5")
     verdicts = node.check_all(pairs)
-    assert {verdicts[7], verdicts[30]} <= {Verdict.TIMEOUT, Verdict.WRONG}
     assert verdicts[7] is Verdict.TIMEOUT
-    assert [v for n, v in enumerate(verdicts) if n not in (7, 30)] == [Verdict.RIGHT] * 38
+    assert [v for n, v in enumerate(verdicts) if n != 7] == [Verdict.RIGHT] * 39
     assert eventually(lambda: not node.guests())
 
 
 async def test_a_spare_child_serves_the_next_program_and_only_that() -> None:
-    server = SandboxServer(SandboxSettings(workers=1, wall_s=1.0))
+    server = SandboxServer(SandboxSettings(workers=1, wall_s=0.5))
     client = SandboxClient([await server.start()])
     zygote = children(server._shards[0].pid)[0]
 
@@ -305,7 +303,7 @@ async def test_a_spare_child_serves_the_next_program_and_only_that() -> None:
     await asyncio.sleep(0.5)  # the first program's child is gone by now
     assert await asyncio.to_thread(eventually, lambda: len(waiting()) == 1)
     spare = waiting()
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.6)
     assert waiting() == spare, "it may wait longer than a program may run"
     number = namespace_pid(spare[0])
     assert (await client.run("import os; print(os.getpid())")).stdout == f"{number}\n"
