@@ -11,30 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import zmq
 
-from sandbox import messages, wire
+from sandbox import host, messages, wire
 from sandbox.api import Call, Check, Result, Status, Verdict
 from sandbox.dispatch import Dispatch, Entry
-from sandbox.jail import JailPlan
 from sandbox.settings import SandboxSettings
 from sandbox.shard import Shard, StartRefused
 
+_LOG = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLIENT_TTL_S = 30.0
 _RESTART_S = 0.5
-# Guests' uids: far above those of people, a block per node and a part of it per shard, so that no two calls share one.
-_ALL_UIDS = 1 << 31
-_UID_BASE, _UID_BLOCKS, _UIDS_PER_NODE, _UIDS = 1 << 28, 4096, 1 << 16, 2048
-_FEW_UIDS_BASE, _FEW_UIDS = 20_000, 64
-_CAP_SYS_ADMIN = 21
 
 
 @dataclass(slots=True)
@@ -114,7 +107,13 @@ class SandboxServer:
         self._shards.append(shard)
         settings = self._settings
         sessions = -(-settings.sessions // settings.num_workers())
-        await shard.start(_plan(settings.isolation == "full", index), settings.profile, sessions, settings.spare)
+        try:
+            plan = host.plan(settings.isolation == "full", index)
+            await shard.start(plan, settings.profile, sessions, settings.spare)
+        except StartRefused:
+            self._shards.remove(shard)
+            await shard.stop()
+            raise
 
     def _on_shard_end(self, shard: Shard, index: int) -> None:
         """A supervisor died with all below it: place its work elsewhere and start another."""
@@ -126,9 +125,17 @@ class SandboxServer:
         self._place()
 
     async def _restart_shard(self, index: int) -> None:
-        if len(self._shards) == 0 or self._dispatch.counts.shard_restarts > 3:
+        """Start a shard anew, as often as that takes."""
+        if self._dispatch.counts.shard_restarts > 3:
             await asyncio.sleep(_RESTART_S)
-        await self._start_shard(index)
+        while not self._stopping:
+            try:
+                await self._start_shard(index)
+            except StartRefused as error:
+                _LOG.error("sandbox shard %d: %s", index, error)
+                await asyncio.sleep(_RESTART_S)
+            else:
+                break
         self._place()
 
     def _spawn(self, coroutine: Any) -> None:
@@ -265,26 +272,3 @@ class SandboxServer:
         if self._port is not None:
             with contextlib.suppress(zmq.ZMQError):
                 self._port.send(identity, wire.pack(*parts))
-
-
-def _plan(full: bool, index: int) -> JailPlan:
-    """How shard `index` walls its guests in: as root with uids of their own, else in a user namespace.
-
-    Raises:
-        StartRefused: root without namespaces, and a Python that only root can read.
-    """
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
-    can_mount = bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
-    if os.geteuid() != 0 or (full and not can_mount):
-        return JailPlan(full=full, first_uid=0)
-    if not full and any(
-        path.stat().st_mode & 1 == 0 for path in (Path(sys.base_prefix), *Path(sys.base_prefix).parents)
-    ):
-        raise StartRefused(
-            f"sandbox.isolation = rlimits runs calls as users of their own, and those cannot read Python at "
-            f"{sys.base_prefix}: install it elsewhere, or run the node as an ordinary user"
-        )
-    if int(Path("/proc/self/uid_map").read_text().split()[2]) < _ALL_UIDS:  # a container with few uids
-        return JailPlan(full=full, first_uid=_FEW_UIDS_BASE + index * _FEW_UIDS % _FEW_UIDS_BASE, uids=_FEW_UIDS)
-    block = os.getpid() % _UID_BLOCKS * _UIDS_PER_NODE + index * _UIDS % _UIDS_PER_NODE
-    return JailPlan(full=full, first_uid=_UID_BASE + block, uids=_UIDS)

@@ -126,9 +126,11 @@ class Shard(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """asyncio: the supervisor is gone."""
         self.credit = 0
+        was_ready = self._ready.done() and self._ready.exception() is None
         if not self._ready.done():
             self._ready.set_exception(StartRefused("a sandbox supervisor ended while it started: see its log"))
         if self._process is not None and not self._stopping:
             self._process.kill()
             self._process.wait()
-            self._on_end(self)
+            if was_ready:  # one that never was is the business of who waits for its start
+                self._on_end(self)
