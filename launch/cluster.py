@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ NODE_RESOURCES: dict[str, tuple[str, ...]] = {
 OBJECT_STORE_BYTES = 80 << 20
 """Ray refuses less than 75 MiB."""
 POLL_S = 0.5
+HEAD_PATIENCE_S = 5.0
 
 
 def needed(recipe: Recipe) -> dict[str, int]:
@@ -63,6 +65,29 @@ def make_token(path: Path) -> Path:
     return path
 
 
+def await_head(address: str, *, patience_s: float) -> None:
+    """Returns once something listens there. Ray itself would repeat a paragraph for minutes.
+
+    Raises:
+        ConfigError: the address is none, or nothing has listened in time.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--address {address!r} must be HOST:PORT of the cluster's head")
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=POLL_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end_s:
+                raise ConfigError(
+                    f"--address {address}: nothing listens there ({error}); start the head with bash launch/head.sh, "
+                    "which prints its address"
+                ) from error
+            time.sleep(POLL_S)
+
+
 def accelerators(recipe: Recipe, role: str) -> float:
     """Of one actor of the role, on a cluster that has any."""
     return {"rollout": recipe.rollout.tensor_parallel, "learner": 1}.get(role, 0)
@@ -87,6 +112,7 @@ def connect(recipe: Recipe, *, address: str, namespace: str, token: Path, scratc
                 f"the cluster's token {environment['RAY_AUTH_TOKEN_PATH']} is not here: copy the head's, or name it in "
                 "RAY_AUTH_TOKEN_PATH"
             )
+        await_head(address, patience_s=HEAD_PATIENCE_S)
         options["address"] = address
     else:
         environment |= ALONE

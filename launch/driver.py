@@ -11,12 +11,15 @@ Invariant   when it has ended, however it ended, no process of the run is left o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,32 @@ def drive(recipe: Recipe, *, address: str) -> int:
         guard.wait()
 
 
+def _in_thread(call: Callable[[], None]) -> asyncio.Future[Any]:
+    """Its end as a future; unlike asyncio's own threads it holds up nobody's end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            call()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
 class _Driver:
     def __init__(self, recipe: Recipe, directory: RunDirectory, address: str, life: str, scratch: Path) -> None:
         self._recipe, self._directory, self._address, self._life = recipe, directory, address, life
@@ -89,6 +118,7 @@ class _Driver:
 
     async def run(self) -> Outcome:
         """Start, watch, stop, sum up."""
+        self._loop = asyncio.get_running_loop()
         self._take_signals()
         outcome = Outcome.FAILED
         try:
@@ -115,25 +145,23 @@ class _Driver:
         return outcome
 
     async def _start_and_watch(self) -> Outcome:
-        connecting = asyncio.create_task(asyncio.to_thread(self._connect))
-        stopping = asyncio.create_task(self._interrupted.wait())
-        await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        connecting = _in_thread(self._connect)
+        stopping: asyncio.Future[Any] = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not connecting.done():
             self._reason = "a signal came while nodes were awaited"
             return Outcome.INTERRUPTED
-        await connecting
-        self._take_signals()
+        connecting.result()
         self._start_roles()
         with Exporter(self._recipe.metrics.prometheus_port) as exporter:
             return await self._watch(exporter)
 
     def _take_signals(self) -> None:
         """Done again after Ray's start, which puts a handler of its own for SIGTERM that ends the process."""
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
-            loop.add_signal_handler(number, self._interrupted.set)
+            self._loop.remove_signal_handler(number)
+            self._loop.add_signal_handler(number, self._interrupted.set)
 
     def _connect(self) -> None:
         self._progress.say("starting Ray" if not self._address else f"joining Ray at {self._address}")
@@ -144,6 +172,7 @@ class _Driver:
             token=self._directory.path / "keys" / "ray-token",
             scratch=self._scratch,
         )
+        self._loop.call_soon_threadsafe(self._take_signals)
         cluster.wait_for_roles(self._recipe, self._progress.say)
 
     def _start_roles(self) -> None:

@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,11 @@ from launch import cluster, environment, warden
 from launch.config import ConfigError
 
 DEFAULT_PORT = 6379
-STOP_S = 10.0
+MAX_STARTS = 4
+START_S = 60.0
+"""Ray's own start gives up after 30 s, which a host that starts several nodes at once may need."""
+HEAD_PATIENCE_S = 60.0
+"""Nodes and head may be started at the same moment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,15 +105,36 @@ def serve(node: Node, *, dry_run: bool) -> int:
         cluster.make_token(node.token)
     elif not node.token.is_file():
         raise ConfigError(f"the cluster's token {node.token} is not here: copy the head's, or name it with --token")
+    else:
+        cluster.await_head(node.address, patience_s=HEAD_PATIENCE_S)
     marks = {"ROCSTAR_NODE": uuid.uuid4().hex}
     guard = warden.watch_me(marks)
-    # In a session of its own: the terminal's Ctrl-C reaches this process alone, which then ends Ray in good order.
-    process = subprocess.Popen(node.command(), env={**os.environ, **variables, **marks}, start_new_session=True)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: process.terminate())
-    code = process.wait()
-    warden.kill_marked(marks)
+    code = _run(node, {**os.environ, **variables, **marks}, marks)
     assert guard.stdin is not None
     guard.stdin.close()
-    guard.wait(STOP_S)
-    return 0 if code in (0, -signal.SIGTERM, 128 + signal.SIGTERM) else 1
+    guard.wait()
+    return code
+
+
+def _run(node: Node, variables: dict[str, str], marks: dict[str, str]) -> int:
+    """Ray's process until its end or ours; started again when it gave up in the middle of its start."""
+    stopped: list[int] = []
+    for left in reversed(range(MAX_STARTS)):
+        # In a session of its own: the terminal's Ctrl-C reaches this process alone, which then ends Ray in good order.
+        process = subprocess.Popen(node.command(), env=variables, start_new_session=True)
+
+        def stop(number: int, frame: object, process: subprocess.Popen[bytes] = process) -> None:
+            stopped.append(number)
+            process.terminate()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, stop)
+        started_s = time.monotonic()
+        code = process.wait()
+        warden.kill_marked(marks)
+        if stopped or code == 0:
+            return 0
+        if time.monotonic() - started_s > START_S or not left:
+            break
+        print(f"Ray ended with code {code} while it started; it is started again, {left} times at most", flush=True)
+    return 1
