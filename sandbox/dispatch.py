@@ -67,8 +67,8 @@ class Counts:
     checks: int = 0
     refused: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
+    run_s_by_status: dict[str, float] = field(default_factory=dict)
     queue_s: float = 0.0
-    run_s: float = 0.0
     cpu_s: float = 0.0
     lost_placements: int = 0
     zygote_restarts: int = 0
@@ -213,7 +213,7 @@ class Dispatch:
             status = outcome.status.value
             counts.statuses[status] = counts.statuses.get(status, 0) + 1
             counts.queue_s += outcome.queue_s
-            counts.run_s += outcome.run_s
+            counts.run_s_by_status[status] = counts.run_s_by_status.get(status, 0.0) + outcome.run_s
             counts.cpu_s += outcome.cpu_s
         else:
             counts.checks += 1

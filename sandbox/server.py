@@ -99,8 +99,10 @@ class SandboxServer:
 
     def snapshot(self) -> dict[str, Any]:
         """Cumulative counters and present numbers, for metrics."""
+        counts = asdict(self._dispatch.counts)
+        run_s = {f"run_s/{status}": seconds for status, seconds in counts.pop("run_s_by_status").items()}
         present = {"waiting": self._dispatch.num_waiting, "placed": self._dispatch.num_placed}
-        return asdict(self._dispatch.counts) | present | {"clients": len(self._clients), "shards": len(self._shards)}
+        return counts | run_s | present | {"clients": len(self._clients), "shards": len(self._shards)}
 
     async def _start_shard(self, index: int) -> None:
         shard = Shard(self._on_report, lambda ended: self._on_shard_end(ended, index))
