@@ -161,6 +161,18 @@ def wait_for_roles(recipe: Recipe, say: Callable[[str], None]) -> None:
         time.sleep(POLL_S)
 
 
+def refuse_several_hosts() -> None:
+    """Roles listen on loopback: what listens beyond it would need keys, which RoCstar does not make yet."""
+    import ray
+
+    hosts = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
+    if len(hosts) > 1:
+        raise ConfigError(
+            f"the cluster has nodes on {len(hosts)} hosts ({', '.join(hosts)}): roles talk over loopback only so far; "
+            "start all nodes on one host"
+        )
+
+
 def _missing(recipe: Recipe) -> dict[str, int]:
     import ray
 
@@ -172,10 +184,3 @@ def _missing(recipe: Recipe) -> dict[str, int]:
             owner = next(node for node, offers in NODE_RESOURCES.items() if role in offers)
             merged[owner] = max(merged.get(owner, 0), count)
     return merged
-
-
-def one_host() -> bool:
-    """All nodes are on this host, so that every role may listen on loopback."""
-    import ray
-
-    return len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) <= 1

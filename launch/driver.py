@@ -27,11 +27,10 @@ from typing import Any
 from buffer.client import PeerSilent, Refused
 from launch import cluster, warden
 from launch.config import ConfigError
-from launch.environment import role_environment
+from launch.crew import POLL_TIMEOUT_S, Crew
 from launch.links import Links
 from launch.progress import Progress
 from launch.prometheus import Exporter
-from launch.roles import RoleSpec, start
 from launch.run_directory import RunDirectory
 from launch.summary import write_summary
 from launch.supervisor import GiveUp, Kill, Pulse, Supervisor
@@ -39,8 +38,7 @@ from launch.tree import Recipe
 from launch.view import snapshots
 
 TICK_S = 0.5
-POLL_TIMEOUT_S = 2.0
-FIGURES_TIMEOUT_S = 60.0
+FAILED_DRAIN_S = 3.0
 CLIENT_ERRORS = (PeerSilent, Refused)
 
 
@@ -106,7 +104,7 @@ class _Driver:
     def __init__(self, recipe: Recipe, directory: RunDirectory, address: str, life: str, scratch: Path) -> None:
         self._recipe, self._directory, self._address, self._life = recipe, directory, address, life
         self._scratch = scratch
-        self._handles: dict[str, Any] = {}
+        self._crew = Crew(recipe, directory, life)
         self._interrupted = asyncio.Event()
         self._status: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
@@ -153,7 +151,13 @@ class _Driver:
             self._reason = "a signal came while nodes were awaited"
             return Outcome.INTERRUPTED
         connecting.result()
-        self._start_roles()
+        self._crew.start(self._scratch)
+        self._supervisor = Supervisor(
+            self._crew.names,
+            start_timeout_s=self._recipe.run.start_timeout_s,
+            dead_after_s=self._recipe.buffer.dead_after_s,
+            now_s=time.monotonic(),
+        )
         with Exporter(self._recipe.metrics.prometheus_port) as exporter:
             return await self._watch(exporter)
 
@@ -174,33 +178,7 @@ class _Driver:
         )
         self._loop.call_soon_threadsafe(self._take_signals)
         cluster.wait_for_roles(self._recipe, self._progress.say)
-
-    def _start_roles(self) -> None:
-        loopback = cluster.one_host()
-        gpus = cluster.has_accelerators()
-        for role, count in cluster.needed(self._recipe).items():
-            for index in range(count):
-                spec = RoleSpec(
-                    role=role,
-                    index=index,
-                    run=self._directory.run,
-                    life=self._life,
-                    directory=str(self._directory.path),
-                    recipe=self._recipe.model_dump(mode="json"),
-                    loopback=loopback,
-                )
-                self._handles[spec.name] = start(
-                    spec,
-                    environment=role_environment(self._recipe, role, self._scratch),
-                    max_restarts=self._recipe.run.max_restarts,
-                    num_gpus=cluster.accelerators(self._recipe, role) if gpus else 0,
-                )
-        self._supervisor = Supervisor(
-            self._handles,
-            start_timeout_s=self._recipe.run.start_timeout_s,
-            dead_after_s=self._recipe.buffer.dead_after_s,
-            now_s=time.monotonic(),
-        )
+        cluster.refuse_several_hosts()
 
     async def _watch(self, exporter: Exporter) -> Outcome:
         """Until the end, whichever it is."""
@@ -233,7 +211,7 @@ class _Driver:
 
     async def _supervise(self) -> str:
         """Polls every role and does what the supervisor says; the reason to give up, or ""."""
-        polls = dict(zip(self._handles, await asyncio.gather(*map(self._poll, self._handles.values())), strict=True))
+        polls = await self._crew.poll()
         pulses = {
             name: Pulse(epoch=peer["epoch"], age_s=peer["heartbeat_age_s"])
             for name, peer in self._status.get("peers", {}).items()
@@ -242,27 +220,10 @@ class _Driver:
             match action:
                 case Kill(name=name, pid=pid, reason=reason):
                     self._progress.say(f"{name} {reason}: its process {pid} is ended, Ray starts another")
-                    await self._kill(name, pid)
+                    await self._crew.kill(name, pid)
                 case GiveUp(reason=reason):
                     return reason
         return ""
-
-    async def _poll(self, handle: Any) -> dict[str, Any] | None:
-        import ray
-
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(handle.poll.remote().future()), POLL_TIMEOUT_S)
-        except (TimeoutError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
-            return None
-
-    async def _kill(self, name: str, pid: int) -> None:
-        """Ray asks a process to end itself, which a stopped one never does: on this host the kernel ends it."""
-        import ray
-
-        if pid in warden.marked({"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}):
-            os.kill(pid, signal.SIGKILL)
-        else:
-            await asyncio.to_thread(ray.kill, self._handles[name], no_restart=False)
 
     async def _ask_status(self, client: Any) -> None:
         """Keeps `_status` fresh; while the buffer is away the last one stays, with no ages of heartbeats."""
@@ -275,41 +236,27 @@ class _Driver:
 
     async def _stop(self, outcome: Outcome) -> None:
         """Drains: learner (it checkpoints), rollout and filter, then buffer and sandbox, each at most run.drain_s."""
-        import ray
-
-        if not self._handles:
+        if not self._crew.names:
             return
-        patience_s = self._recipe.run.drain_s if outcome is not Outcome.FAILED else 3.0
+        patience_s = self._recipe.run.drain_s if outcome is not Outcome.FAILED else FAILED_DRAIN_S
         for roles in (("learner",), ("rollout", "filter"), ("buffer", "sandbox")):
-            if roles[0] == "buffer":
+            last = "buffer" in roles
+            if last:
                 await self._last_figures()
-            names = [name for name in self._handles if name.rpartition("-")[0] in roles]
-            if outcome is not Outcome.REACHED or roles[0] == "buffer":
-                for name in names:
-                    self._handles[name].stop.remote()
-            await self._until_ended(names, patience_s)
-        await asyncio.gather(*(asyncio.to_thread(ray.kill, handle) for handle in self._handles.values()))
-
-    async def _until_ended(self, names: list[str], patience_s: float) -> None:
-        end_s = time.monotonic() + patience_s
-        while time.monotonic() < end_s:
-            polls = await asyncio.gather(*(self._poll(self._handles[name]) for name in names))
-            if all(poll is None or poll["state"] in ("ended", "failed") for poll in polls):
-                return
-            await asyncio.sleep(0.1)
-        self._progress.say(f"{', '.join(names)} did not end in {patience_s:g} s and will be ended")
+            names = self._crew.of(roles)
+            if last or outcome is not Outcome.REACHED:  # otherwise they have learnt it from the buffer
+                self._crew.stop(names)
+            if not await self._crew.ended(names, patience_s):
+                self._progress.say(f"{', '.join(names)} did not end in {patience_s:g} s and will be ended")
+        await self._crew.dismiss()
 
     async def _last_figures(self) -> None:
         """What the buffer knows at the end: the index and every role's last snapshot."""
         client = self._links.buffer_client(self._directory.run, role="monitor", name="driver", timeout_s=POLL_TIMEOUT_S)
         try:
             self._status = await asyncio.wait_for(client.status(), POLL_TIMEOUT_S)
-            self._figures = await self._ask_figures()
+            self._figures = await self._crew.figures()
         except (TimeoutError, *CLIENT_ERRORS):
             self._progress.say("the buffer did not tell its last figures")
         finally:
             await client.close()
-
-    async def _ask_figures(self) -> dict[str, Any]:
-        call = self._handles["buffer-0"].figures.remote()
-        return dict(await asyncio.wait_for(asyncio.wrap_future(call.future()), FIGURES_TIMEOUT_S))

@@ -40,7 +40,7 @@ def check_directory(recipe: Recipe, *, resume: bool) -> None:
     directory = Path(recipe.directory)
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"run.directory = {recipe.directory}: is a file")
-    holds = (directory / "recipe.toml").exists() or (directory / "buffer").exists()
+    holds = (directory / "buffer").exists()  # one that never got so far may be started anew
     if holds and not resume:
         raise ConfigError(
             f"run.directory = {recipe.directory}: holds another run; go on with `rocstar resume "

@@ -44,8 +44,6 @@ class RoleSpec:
     """of the run, absolute"""
     recipe: dict[str, Any]
     """the resolved tree"""
-    loopback: bool
-    """every role is on one host"""
 
     @property
     def name(self) -> str:

@@ -181,8 +181,7 @@ def test_a_port_in_use(say: Say, recipe: Path) -> None:
 
 
 def test_a_directory_that_holds_another_run(say: Say, recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.toml").write_text("")
+    (tmp_path / "run" / "buffer").mkdir(parents=True)
     assert "holds another run" in refused(say, recipe)
 
 

@@ -1,0 +1,112 @@
+"""The roles of one run as Ray actors: started, asked, ended.
+
+Consumes    a checked recipe, an opened run directory, a connected Ray
+Produces    one named actor per role; their answers to `poll`
+Waits for   an answer at most POLL_TIMEOUT_S
+Invariant   a role that does not answer is None in `poll`, whatever the reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from launch import cluster, warden
+from launch.environment import role_environment
+from launch.roles import RoleSpec, start
+from launch.run_directory import RunDirectory
+from launch.tree import Recipe
+
+POLL_TIMEOUT_S = 2.0
+FIGURES_TIMEOUT_S = 60.0
+
+
+class Crew:
+    """All actors of a run; empty before `start`."""
+
+    def __init__(self, recipe: Recipe, directory: RunDirectory, life: str) -> None:
+        self._recipe, self._directory, self._life = recipe, directory, life
+        self._handles: dict[str, Any] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._handles)
+
+    def of(self, roles: Iterable[str]) -> list[str]:
+        """Names of the actors of these roles."""
+        wanted = set(roles)
+        return [name for name in self._handles if name.rpartition("-")[0] in wanted]
+
+    def start(self, scratch: Path) -> None:
+        """Creates every actor; each finds its peers by name as they come up."""
+        gpus = cluster.has_accelerators()
+        for role, count in cluster.needed(self._recipe).items():
+            for index in range(count):
+                spec = RoleSpec(
+                    role=role,
+                    index=index,
+                    run=self._directory.run,
+                    life=self._life,
+                    directory=str(self._directory.path),
+                    recipe=self._recipe.model_dump(mode="json"),
+                )
+                self._handles[spec.name] = start(
+                    spec,
+                    environment=role_environment(self._recipe, role, scratch),
+                    max_restarts=self._recipe.run.max_restarts,
+                    num_gpus=cluster.accelerators(self._recipe, role) if gpus else 0,
+                )
+
+    async def poll(self) -> dict[str, dict[str, Any] | None]:
+        """Every actor's answer."""
+        answers = await asyncio.gather(*map(self._poll, self._handles.values()))
+        return dict(zip(self._handles, answers, strict=True))
+
+    async def _poll(self, handle: Any) -> dict[str, Any] | None:
+        import ray
+
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(handle.poll.remote().future()), POLL_TIMEOUT_S)
+        except (TimeoutError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
+            return None
+
+    async def kill(self, name: str, pid: int) -> None:
+        """Ray asks a process to end itself, which a stopped one never does: on this host the kernel ends it."""
+        import ray
+
+        if pid in warden.marked({"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}):
+            os.kill(pid, signal.SIGKILL)
+        else:
+            await asyncio.to_thread(ray.kill, self._handles[name], no_restart=False)
+
+    def stop(self, names: Iterable[str]) -> None:
+        """Asks bodies to end in good order."""
+        for name in names:
+            self._handles[name].stop.remote()
+
+    async def ended(self, names: Iterable[str], patience_s: float) -> bool:
+        """Whether these bodies came to their end in time."""
+        handles = [self._handles[name] for name in names]
+        end_s = time.monotonic() + patience_s
+        while time.monotonic() < end_s:
+            polls = await asyncio.gather(*map(self._poll, handles))
+            if all(poll is None or poll["state"] in ("ended", "failed") for poll in polls):
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+    async def figures(self) -> dict[str, Any]:
+        """What the buffer's index says."""
+        call = self._handles["buffer-0"].figures.remote()
+        return dict(await asyncio.wait_for(asyncio.wrap_future(call.future()), FIGURES_TIMEOUT_S))
+
+    async def dismiss(self) -> None:
+        """Ends every actor for good."""
+        import ray
+
+        await asyncio.gather(*(asyncio.to_thread(ray.kill, handle) for handle in self._handles.values()))
