@@ -32,7 +32,7 @@ rollout.concurrency rollout.cpu_threads rollout.device rollout.dtype rollout.eng
 rollout.max_length rollout.max_new_tokens rollout.max_turns rollout.temperature rollout.tensor_parallel
 run.directory run.drain_s run.max_restarts run.name run.seed run.start_timeout_s run.steps
 sandbox.cpu_s sandbox.isolation sandbox.memory_mib sandbox.nodes sandbox.output_kib sandbox.profile
-sandbox.queue_bound sandbox.wall_s sandbox.workers
+sandbox.queue_bound sandbox.sessions sandbox.spare sandbox.wall_s sandbox.workers
 staleness.max_staleness
 weights.ack_timeout_s weights.bucket_mib weights.kv
 """
