@@ -78,11 +78,11 @@ def _disk() -> Finding:
 
 
 def _sandbox() -> Finding:
-    from launch.sft import sandbox
+    from sandbox.local import Sandbox
 
     try:
-        with sandbox() as execute:
-            told = execute("print(6 * 7)")
+        with Sandbox() as sandbox:
+            told = sandbox.run("print(6 * 7)").to_text()
     except (RuntimeError, OSError) as error:
         return Finding(what="sandbox", good=False, says=f"{error}")
     return Finding(what="sandbox", good=told == "42", says="isolates and runs code" if told == "42" else told)

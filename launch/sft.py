@@ -8,21 +8,14 @@ Invariant   observations in demonstrations come from the same sandbox that train
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from launch.cold_start import ColdStartSettings, cold_start
 from launch.config import ConfigError, read_toml, validate
-from launch.demonstrations import Execute
 from learner.sft import SftProgress
-from sandbox.client import SandboxClient
-from sandbox.server import SandboxServer
-from sandbox.settings import SandboxSettings
+from sandbox.local import Sandbox
 
 
 def fine_tune(recipe: Path, output: Path | None) -> None:
@@ -48,35 +41,6 @@ def fine_tune(recipe: Path, output: Path | None) -> None:
             flush=True,
         )
 
-    with sandbox() as execute:
+    with Sandbox() as sandbox:
+        execute = cache(lambda code: sandbox.run(code).to_text())  # many demonstrations share a program
         print(f"model in {cold_start(settings, execute, report)}")
-
-
-@contextmanager
-def sandbox() -> Iterator[Execute]:
-    """A sandbox node of this process's own; what it gives runs a program and returns the observation's text."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="sandbox", daemon=True)
-    thread.start()
-
-    async def start() -> tuple[SandboxServer, SandboxClient]:
-        server = SandboxServer(SandboxSettings())
-        return server, SandboxClient([await server.start()])
-
-    async def stop() -> None:
-        await client.close()
-        await server.stop()
-
-    server, client = asyncio.run_coroutine_threadsafe(start(), loop).result()
-
-    @cache
-    def execute(code: str) -> str:
-        return asyncio.run_coroutine_threadsafe(client.run(code), loop).result().to_text()
-
-    try:
-        yield execute
-    finally:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
