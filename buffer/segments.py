@@ -49,6 +49,10 @@ class SegmentError(Exception):
     """A segment file is not what the index says: names file, offset and what was found."""
 
 
+class SegmentGone(SegmentError):
+    """A segment that was deleted because nothing needed it: whoever asks for it is refused."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where a record lies."""
@@ -192,19 +196,36 @@ class Segments:
                     rest = rest[os.write(self._file, rest) :]
 
     def read(self, places: Iterable[Place]) -> list[tuple[memoryview, memoryview]]:
-        """(body, payload) at each place, checksums verified."""
+        """(body, payload) at each place, checksums verified.
+
+        Raises:
+            SegmentGone: a segment was deleted when no kept checkpoint and no open group needed it any more.
+        """
         files: dict[int, int] = {}
         out = []
         try:
             for place in places:
                 if place.segment not in files:
-                    files[place.segment] = os.open(self.path(place.segment), os.O_RDONLY)
+                    files[place.segment] = self._open(place.segment)
                 data = os.pread(files[place.segment], place.length_bytes, place.offset_bytes)
                 out.append(split(data, f"{self.path(place.segment)} at {place.offset_bytes}"))
         finally:
             for file in files.values():
                 os.close(file)
         return out
+
+    def _open(self, number: int) -> int:
+        try:
+            return os.open(self.path(number), os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise SegmentGone(
+                f"{self.path(number)} is deleted: no kept checkpoint and no open group needed it; buffer.keep_segments "
+                "= true keeps every segment"
+            ) from error
+
+    def numbers(self) -> set[int]:
+        """The segments that are on disk."""
+        return {int(path.stem) for path in self._directory.glob("*.seg")}
 
     def delete(self, numbers: Iterable[int]) -> int:
         """Remove whole segments (never the one being written); how many there were."""

@@ -26,6 +26,7 @@ from buffer.parking import Parking
 from buffer.restore import open_run
 from buffer.run_state import Now, Source
 from buffer.schema import Problem
+from buffer.segments import SegmentGone
 from buffer.service import PARKED, Read, Request, Service
 from buffer.settings import BufferSettings
 from buffer.storage import Storage, Unit
@@ -260,6 +261,8 @@ class BufferServer:
                 value = make()
             except Refusal as refusal:
                 value = refusal
+            except SegmentGone as gone:
+                value = Refusal(Reason.UNKNOWN_KEY, str(gone))
             return reply_frames(reply.kind, value)
 
         def done(future: asyncio.Future[list[bytes]]) -> None:

@@ -69,14 +69,16 @@ class Storage:
             self._retain(unit.retain_from_step)
 
     def _retain(self, from_step: int) -> None:
-        """Delete the segments that nothing needs: no open or kept group, no batch from `from_step` on."""
+        """Delete the segments that nothing needs: no group being worked on, an evaluation's included, no kept group,
+        no batch from `from_step` on.
+        """
         needed = self.index.rows(
             "SELECT DISTINCT turns.segment FROM groups JOIN turns USING (group_id) "
-            "WHERE groups.state IN ('waiting', 'leased', 'finished') AND groups.kind = 'train' OR groups.step >= ?",
+            "WHERE groups.state IN ('waiting', 'leased') OR groups.state = 'finished' AND groups.kind = 'train' "
+            "OR groups.step >= ?",
             (from_step,),
         )
-        present = {row[0] for row in self.index.rows("SELECT DISTINCT segment FROM turns")}
-        self.segments.delete(present - {row[0] for row in needed})
+        self.segments.delete(self.segments.numbers() - {row[0] for row in needed})
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Committed rows; any thread."""
