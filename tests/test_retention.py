@@ -11,8 +11,8 @@ from buffer.schema import Lease, Loaded
 from tests.buffers import decide_all, finish, problem, serving, settings, turn
 
 LONG_TOKENS = 40_000
-"""half a segment of one MiB"""
-HELDOUT = [problem(1000 + number) for number in range(4)]
+"""four fill a segment of one MiB"""
+HELDOUT = [problem(1000 + number) for number in range(8)]
 
 
 async def train(engine: BufferClient, roc: BufferClient, learner: BufferClient, step: int) -> None:
@@ -29,7 +29,7 @@ async def train(engine: BufferClient, roc: BufferClient, learner: BufferClient, 
 
 async def test_a_checkpoint_during_the_last_evaluation_leaves_its_durable_turns(tmp_path: Path) -> None:
     chosen = settings(
-        steps=2, groups_per_step=1, max_staleness=0, segment_mib=1, evaluation_problems=4, evaluation_at_start=False
+        steps=2, groups_per_step=1, max_staleness=0, segment_mib=1, evaluation_problems=8, evaluation_at_start=False
     )
     async with serving(tmp_path, chosen, heldout=HELDOUT) as peers:
         learner = await peers.learner()
@@ -45,7 +45,7 @@ async def test_a_checkpoint_during_the_last_evaluation_leaves_its_durable_turns(
         second = await peers.engine("rollout-1", version=2)
         await engine.close()
         again = await second.lease(100, 2, 5.0)
-        assert [len(lease.turns) for lease in again] == [1] * 4
+        assert [len(lease.turns) for lease in again] == [1] * 8
 
 
 async def test_a_batch_whose_payload_is_deleted_is_refused_and_the_buffer_goes_on(tmp_path: Path) -> None:
