@@ -1,7 +1,7 @@
 """One rollout: the model generates, its calls are run, what came back is shown to it, until it ends; then it is graded.
 
 Consumes    a lease, perhaps with turns that are durable already; an engine, a chat, a sandbox
-Produces    each finished turn, pushed in order; at last a `Finish`, or `Excluded` when infrastructure failed
+Produces    each finished turn, pushed in order; at last a `Finish`, or `InfrastructureFailed`
 Waits for   the engine, the sandbox, and, one turn behind, the buffer's word that a turn is durable
 Invariant   a durable turn is never generated or executed again; at most one turn is not durable while the next is
             generated; the score is made after all turns are durable; no failure of ours is scored as the model's
@@ -20,11 +20,11 @@ import numpy as np
 from actors.chat import Malformed, Parsed, ToolCall
 from actors.engine import Generation
 from actors.settings import RolloutSettings
-from buffer.schema import Excluded, Finish, Lease, TokenIds, Turn
+from buffer.schema import ExclusionReason, Finish, Lease, TokenIds, Turn
 from sandbox.api import Result, Status, Verdict
 from sandbox.client import CheckFailed
 
-__all__ = ["Chats", "Episode", "Generates", "Runs"]
+__all__ = ["Chats", "Episode", "Generates", "InfrastructureFailed", "Runs"]
 
 OBSERVATION_CHARS = 8192
 """Of an observation's text, at most this is recorded; its tokens are recorded whole."""
@@ -58,6 +58,10 @@ class Runs(Protocol):
 
 class InfrastructureFailed(Exception):
     """The rollout cannot be finished, and that says nothing about the model."""
+
+    def __init__(self, reason: ExclusionReason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason: ExclusionReason = reason
 
 
 @dataclass(kw_only=True, slots=True)
@@ -108,18 +112,21 @@ class Episode:
         """Prompt, outputs and observations so far."""
         return len(self._context)
 
-    async def run(self) -> Finish | Excluded:
-        """The rollout's outcome; whatever `push` and the engine raise passes through."""
-        lease = self._lease
+    async def run(self) -> Finish:
+        """The rollout's outcome; whatever `push` and the engine raise passes through.
+
+        Raises:
+            InfrastructureFailed: what was generated is durable, but it can't go on.
+        """
         try:
             self._check_prompt()
             while not self._end:
                 self._end = await self._turn()
             await self._pushed()
             return await self._score(self._end)
-        except InfrastructureFailed as failure:
+        except InfrastructureFailed:
             await self._pushed()
-            return Excluded(group=lease.group, rollout=lease.rollout, attempt=lease.attempt, reason=str(failure))
+            raise
         finally:
             if self._pushing is not None:
                 self._pushing.cancel()
@@ -127,8 +134,9 @@ class Episode:
     def _check_prompt(self) -> None:
         if not self._parsed and len(self._context) >= self._settings.max_length:
             raise InfrastructureFailed(
-                f"prompt: problem {self._lease.problem.id} has {len(self._context)} tokens, which leaves none of "
-                f"rollout.max_length = {self._settings.max_length} for the model"
+                "prompt",
+                f"problem {self._lease.problem.id} has {len(self._context)} tokens, which leaves none of "
+                f"rollout.max_length = {self._settings.max_length} for the model",
             )
 
     def _replay(self) -> str:
@@ -209,7 +217,7 @@ class Episode:
         started_s = time.monotonic()
         result = await self._sandbox.run(call.code, call.input, priority=-self._lease.deadline)
         if result.infra:
-            raise InfrastructureFailed(f"sandbox: {result.status} {result.exception}".strip())
+            raise InfrastructureFailed("sandbox", f"{result.status} {result.exception}".strip())
         return _Response(
             code=call.code,
             status=result.status.value,
@@ -265,7 +273,7 @@ class Episode:
         try:
             return (await self._sandbox.check(answer, self._lease.problem.answer)).value
         except CheckFailed as error:
-            raise InfrastructureFailed(f"grading: {error}") from error
+            raise InfrastructureFailed("grading", str(error)) from error
 
 
 def _shortened(text: str) -> str:

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from actors.chat import Chat, ChatSettings
 from actors.engine import Engine, EngineDied
-from actors.episode import Episode
+from actors.episode import Episode, InfrastructureFailed
 from actors.rollout_figures import MeteredEngine, count_outcome, count_turn, show_occupancy
 from actors.scheduler import KvScheduler
 from actors.settings import RolloutSettings, WeightsSettings
@@ -38,7 +38,6 @@ RETRY_S = 0.5
 """Before leases are asked for again after a refusal."""
 ENGINE_SILENT_S = 60.0
 """An engine that does not say for so long how full it is counts as dead; loading a version is not counted."""
-REASON_CHARS = 300
 
 
 class RolloutActor:
@@ -231,10 +230,11 @@ class RolloutActor:
         except (EngineDied, Refused):
             raise
         except Exception as error:
-            traceback.print_exc()
-            group, rollout, attempt = name
-            reason = f"{type(error).__name__}: {error}"[:REASON_CHARS]
-            return Excluded(group=group, rollout=rollout, attempt=attempt, reason=reason)
+            if not isinstance(error, InfrastructureFailed):
+                traceback.print_exc()
+                error = InfrastructureFailed("failed", repr(error))
+            print(f"{self._name}: group {name[0]}, rollout {name[1]} is excluded: {error!s:.300}", flush=True)
+            return Excluded(group=name[0], rollout=name[1], attempt=name[2], reason=error.reason)
 
     async def _push(self, name: tuple[int, int, int], episode: Episode, turn: Turn) -> None:
         self._scheduler.grow(name, episode.context_tokens)

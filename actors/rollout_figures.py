@@ -83,7 +83,7 @@ def count_outcome(meters: Meters, outcome: Finish | Excluded) -> None:
     """A rollout whose outcome is durable."""
     if isinstance(outcome, Excluded):
         meters.count("rollouts_excluded")
-        meters.count(f"excluded/{outcome.reason.partition(':')[0]}")
+        meters.count(f"excluded/{outcome.reason}")
         return
     meters.count("rollouts_finished")
     meters.count(f"ended/{outcome.end}")

@@ -161,7 +161,7 @@ def on_exclude(run: RunState, storage: Storage, peer: Peer, excluded: Excluded, 
             (now.unix_s, excluded.reason, excluded.group, excluded.rollout),
         )
     )
-    run.meters.count(f"rollouts_excluded/{excluded.reason[:40]}")
+    run.meters.count(f"rollouts_excluded/{excluded.reason}")
     if complete:
         run.score(group, now)
 

@@ -60,7 +60,7 @@ CREATE TABLE IF NOT EXISTS groups (
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state);
 CREATE INDEX IF NOT EXISTS groups_step ON groups (step);
 
--- state: waiting -> leased (-> waiting ...) -> finished | excluded | closed (its group was closed or dropped first).
+-- state: waiting -> leased (-> waiting ...) -> finished | excluded. Where its group ended first, it stays as it was.
 -- The columns from reward on are those of schema.Finish. No row before its first lease
 CREATE TABLE IF NOT EXISTS rollouts (
   group_id INTEGER NOT NULL,
@@ -72,7 +72,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
   lease_seq INTEGER,                 -- number of that peer's request which the lease answered
   leased_unix_s REAL,
   finished_unix_s REAL,
-  excluded_reason TEXT NOT NULL DEFAULT '',
+  excluded_reason TEXT NOT NULL DEFAULT '',  -- prompt | sandbox | grading | failed; details: the engine's log
   reward REAL,
   verdict TEXT,
   answer TEXT,

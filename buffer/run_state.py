@@ -213,7 +213,7 @@ class RunState:
         self.put_phase("last_version")
 
     def seed_of(self, group: int, rollout: int) -> int:
-        """Sampling seed of a rollout: its own, the same after any restart."""
+        """Seed of a rollout: its own, the same after any restart."""
         text = f"{self.settings.seed} {group} {rollout}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 2
 

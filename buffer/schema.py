@@ -27,6 +27,9 @@ LogProbs: TypeAlias = npt.NDArray[np.float32]
 RolloutKey: TypeAlias = tuple[int, int]
 """(group, rollout)"""
 Kind: TypeAlias = Literal["train", "eval"]
+ExclusionReason: TypeAlias = Literal["prompt", "sandbox", "grading", "failed"]
+"""prompt: it leaves no room for the model; sandbox: a call could not be run; grading: an answer could not be graded;
+failed: an error of ours"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,12 +111,12 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Excluded:
-    """A rollout that could not be finished for reasons that are not the model's (infrastructure)."""
+    """A rollout that could not be finished for reasons that are not the model's; its engine's log has the details."""
 
     group: int
     rollout: int
     attempt: int
-    reason: str
+    reason: ExclusionReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +132,8 @@ class Lease:
     deadline: int
     """last step that may train the group; -1 for eval"""
     seed: int
-    """of this rollout's sampling, different for each rollout of a run"""
+    """of this rollout alone, the same in every attempt: for whoever samples rollout by rollout. vLLM engines do not use
+    it: they are seeded once a life, see actors.engine.Engine.start"""
     problem: Problem
     turns: tuple[Turn, ...] = ()
 

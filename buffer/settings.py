@@ -11,7 +11,7 @@ class BufferSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     seed: int = Field(default=1, ge=0, lt=2**31)
-    """seed of the run: the sampling seeds of its rollouts follow from it"""
+    """seed of the run: order of problems, RoC's draws and each lease's seed follow from it"""
     steps: int = Field(default=100, ge=1)
     """learner steps that are the run's goal"""
     max_staleness: int = Field(default=1, ge=0, le=1000)

@@ -106,7 +106,7 @@ async def roll_out(engine: BufferClient, rights: str, excluded: Set[int] = froze
     for lease in leases:
         key = {"group": lease.group, "rollout": lease.rollout, "attempt": lease.attempt}
         if lease.group == 0 and lease.rollout in excluded:
-            await engine.exclude(Excluded(**key, reason="worker_lost"))
+            await engine.exclude(Excluded(**key, reason="sandbox"))
             continue
         await engine.push_turn(
             Turn(
@@ -178,8 +178,8 @@ async def test_excluded_rollouts_are_counted_and_the_rest_is_halved(world: World
         role.cancel()
         await asyncio.gather(role, return_exceptions=True)
     assert world.rows("SELECT rollout, excluded_reason FROM rollouts WHERE state = 'excluded'") == [
-        (1, "worker_lost"),
-        (4, "worker_lost"),
+        (1, "sandbox"),
+        (4, "sandbox"),
     ]
 
 
