@@ -193,9 +193,9 @@ class _Rows:
 
 
 def _permutation(seed: int, epoch: int, count: int) -> Sequence[int]:
-    order = list(range(count))
-    Random(draw("epoch", seed, epoch)).shuffle(order)
-    return order
+    random = Random(draw("epoch", seed, epoch)).random  # Python promises this sequence, not that of `shuffle`
+    keys = [random() for _ in range(count)]
+    return sorted(range(count), key=keys.__getitem__)
 
 
 def _dataset(family: FamilySettings) -> Any:

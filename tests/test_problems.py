@@ -118,6 +118,12 @@ def test_epochs_and_seeds_reshuffle_and_heldout_stays(tmp_path: Path) -> None:
     assert not one.exhausted(10**9)
 
 
+def test_the_order_of_an_epoch_is_the_same_with_any_python(tmp_path: Path) -> None:
+    stream = ProblemStream(of_file(write_jsonl(tmp_path / "p.jsonl", numbered(8)), num_heldout=0), 1)
+    ids = [stream.at(index).id for index in range(8)]
+    assert ids == ["p3", "p2", "p5", "p7", "p6", "p1", "p0", "p4"]
+
+
 def test_problems_with_one_text_never_fall_on_both_sides(tmp_path: Path) -> None:
     records = numbered(10) + [{**record, "id": record["id"] + "b"} for record in numbered(10)]
     stream = ProblemStream(of_file(write_jsonl(tmp_path / "p.jsonl", records), num_heldout=5), 1)
