@@ -38,7 +38,7 @@ def _step(run: RunState, now: Now) -> bool:
             _close(run, "start", now)
             run.put_phase("train")
         return True
-    if run.phase == "train" and ledger.spent and not ledger.goal:
+    if run.phase == "train" and (ledger.spent or ledger.next_step >= settings.steps):
         run.finish_run()
         return True
     if run.phase == "last_version" and ledger.live and ledger.acked == ledger.next_step:

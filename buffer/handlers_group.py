@@ -111,8 +111,6 @@ def _record(run: RunState, step: int, tickets: list[Ticket], now: Now) -> bytes:
     for group in groups:
         _observe(run, step, group, now)
     run.put_meters(now)
-    if run.ledger.next_step == run.settings.steps:
-        run.finish_run()
     return record
 
 

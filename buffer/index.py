@@ -25,8 +25,8 @@ Statement: TypeAlias = tuple[str, tuple[Any, ...]]
 TABLES = """
 -- one row per key. schema, run (wire id of the run), life (starts of the buffer), next_problem (index of the next
 -- problem), acked (least version loaded by the live engines), next_step (first step without a batch), phase
--- (start | train | last_version | end | done), max_staleness (now in force), seed, steps, groups_per_step, group_size,
--- num_rollouts, meters (JSON: the buffer's cumulative figures)
+-- (start | train | last_version | end | done), max_staleness (now in force), recipe_max_staleness (what this start was
+-- given), seed, steps, groups_per_step, group_size, num_rollouts, meters (JSON: the buffer's cumulative figures)
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 -- one problem and its rollouts. state is that of its ticket (buffer/tickets.py): waiting (issued) -> leased -> finished

@@ -47,6 +47,7 @@ def open_run(
     else:
         _restore(run, storage, now)
     run.put(put_meta("life", run.life), put_meta("steps", settings.steps))
+    run.put(put_meta("recipe_max_staleness", settings.max_staleness))
     return run
 
 
@@ -66,6 +67,10 @@ def _restore(run: RunState, storage: Storage, now: Now) -> None:
     _restore_groups(run, storage, now)
     _restore_leases(run, storage, now)
     run.evaluated_start = bool(storage.index.rows("SELECT 1 FROM evaluations WHERE phase = 'start'"))
+    given = run.settings.max_staleness
+    if given != meta.get("recipe_max_staleness", given):  # changed at this resume; else the dial stands
+        run.ledger.set_staleness(given)
+        run.put(put_meta("max_staleness", given))
     if "meters" in meta:
         run.meters.restore(json.loads(meta["meters"]))
 
