@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from buffer.schema import BatchGroup, Finish, GroupHeaders, Kind, Problem, Turn
 
 
@@ -96,8 +98,12 @@ class GroupWork:
 def fault_of(turn: Turn, group: GroupWork) -> str:
     """What is wrong with a turn; "" when nothing is."""
     num_output, runs = len(turn.output_ids), turn.version_runs
+    if num_output == 0:
+        return "no token was sampled"
     if len(turn.logprobs) != num_output:
         return f"{len(turn.logprobs)} log-probs for {num_output} tokens"
+    if not np.isfinite(turn.logprobs).all():
+        return f"log-prob {int(np.flatnonzero(~np.isfinite(turn.logprobs))[0])} is not finite"
     if min((run.num_tokens for run in runs), default=1) < 1 or sum(run.num_tokens for run in runs) != num_output:
         return f"version runs {[run.num_tokens for run in runs]} do not cover {num_output} tokens"
     if (len(turn.prompt_ids) > 0) != (turn.turn == 0):

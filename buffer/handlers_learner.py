@@ -10,7 +10,7 @@ from __future__ import annotations
 from buffer.index import put_meta
 from buffer.peers import Peer
 from buffer.run_state import Now, RunState
-from buffer.tickets import LedgerError
+from buffer.settings import MAX_STALENESS
 from buffer.wire import Checkpoint, Dial, Publication, Reason, Refusal
 
 _NUM_CHECKPOINTS = 2
@@ -53,12 +53,12 @@ def on_checkpoint(run: RunState, record: Checkpoint, now: Now) -> None:
 
 def on_dial(run: RunState, dial: Dial, now: Now) -> None:
     """Turn a dial of the running system; `max_staleness` is the only one that is the buffer's."""
-    if dial.name != "max_staleness" or dial.value != int(dial.value):
-        raise Refusal(Reason.NOT_ALLOWED, f"{dial.name[:40]!r} = {dial.value}: max_staleness, a whole number, is live")
-    try:
-        run.ledger.set_staleness(int(dial.value))
-    except LedgerError as error:
-        raise Refusal(Reason.NOT_ALLOWED, str(error)) from error
+    if dial.name != "max_staleness" or dial.value != int(dial.value) or not 0 <= dial.value <= MAX_STALENESS:
+        raise Refusal(
+            Reason.NOT_ALLOWED,
+            f"{dial.name[:40]!r} = {dial.value}: max_staleness, a whole number from 0 to {MAX_STALENESS}, is live",
+        )
+    run.ledger.set_staleness(int(dial.value))
     run.put(
         put_meta("max_staleness", int(dial.value)),
         ("INSERT INTO dials (name, value, unix_s) VALUES (?, ?, ?)", (dial.name, dial.value, now.unix_s)),

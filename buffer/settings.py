@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MAX_STALENESS = 1000
+"""a greater S is a mistake: so many steps' worth of groups would be in the system"""
+
 
 class BufferSettings(BaseModel):
     """Settings of the buffer role; `launch.config` fills the run's own figures in."""
@@ -14,7 +17,7 @@ class BufferSettings(BaseModel):
     """seed of the run: order of problems, RoC's draws and each lease's seed follow from it"""
     steps: int = Field(default=100, ge=1)
     """learner steps that are the run's goal"""
-    max_staleness: int = Field(default=1, ge=0, le=1000)
+    max_staleness: int = Field(default=1, ge=0, le=MAX_STALENESS)
     """S: no token older than so many steps is trained; 0 is synchronous"""
     groups_per_step: int = Field(default=8, ge=1)
     """P: groups in a step"""

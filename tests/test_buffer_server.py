@@ -202,6 +202,8 @@ async def test_turns_are_idempotent_and_in_order(tmp_path: Path) -> None:
     [
         ({"version_runs": ()}, r"version runs \[\] do not cover 5 tokens"),
         ({"logprobs": np.zeros(4, np.float32)}, "4 log-probs for 5 tokens"),
+        ({"logprobs": np.array([-1, np.nan, 0, 0, 0], np.float32)}, "log-prob 1 is not finite"),
+        ({"num_tokens": 0, "version_runs": ()}, "no token was sampled"),
         ({"prompt_ids": np.zeros(0, np.int32)}, "0 prompt tokens in turn 0"),
         ({"version": -1}, "older than the ticket's base 0"),
     ],
@@ -346,6 +348,8 @@ async def test_a_dial_is_turned_and_recorded(tmp_path: Path) -> None:
         assert {one.deadline for one in await engine.lease(100, 0, 1.0)} == {2}
         with pytest.raises(Refused, match="max_staleness, a whole number"):
             await engine.set_dial("groups_per_step", 4)
+        with pytest.raises(Refused, match="a whole number from 0 to 1000"):
+            await engine.set_dial("max_staleness", 1e300)
         assert rows(tmp_path, "SELECT name, value FROM dials") == [("max_staleness", 2.0)]
 
 
