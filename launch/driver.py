@@ -75,7 +75,10 @@ def drive(recipe: Recipe, *, address: str) -> int:
 
 
 def _in_thread(call: Callable[[], None]) -> asyncio.Future[Any]:
-    """Its end as a future; unlike asyncio's own threads it holds up nobody's end."""
+    """Its end as a future; unlike asyncio's own threads it holds up nobody's end.
+
+    The thread itself stays: the kernel ends Ray's processes with the thread that started them.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -95,6 +98,7 @@ def _in_thread(call: Callable[[], None]) -> asyncio.Future[Any]:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
             loop.call_soon_threadsafe(tell, error)
+        threading.Event().wait()
 
     threading.Thread(target=work, daemon=True).start()
     return future

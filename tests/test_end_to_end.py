@@ -98,7 +98,7 @@ class Command:
 def command(tmp_path: Path) -> Iterator[Command]:
     command = Command(tmp_path / "run")
     yield command
-    warden.kill_marked(command.marks)
+    warden.kill_marked(command.marks)  # the run's own warden among them, so only where a test has failed
 
 
 def sound(directory: Path) -> dict[str, Any]:
