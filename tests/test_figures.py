@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 from buffer.meters import Meters
 from launch.config import parse
 from launch.figures import figures
-from launch.progress import headline
+from launch.progress import headline, screen
 from launch.prometheus import Exporter
 from launch.run_directory import RunDirectory
 from launch.status import describe
@@ -112,3 +114,19 @@ def test_prometheus_gives_what_the_snapshot_holds(unused_tcp_port: int) -> None:
     assert samples["rocstar_histogram_bucket", "train_s", "0.5"] == 2
     assert samples["rocstar_histogram_bucket", "train_s", "+Inf"] == 3
     assert samples["rocstar_histogram_sum", "train_s", None] == pytest.approx(1000.3005)
+
+
+def test_the_live_view_names_each_role_and_what_it_waits_for() -> None:
+    learner = Meters("learner", "learner-0", now_s=0.0)
+    learner.clock.enter("starved", now_s=1.0, waits_for="the batch of step 2")
+    status = buffer_status(300, 150, 60, 20)
+    status["tickets"] = {"active": 16, "bound": 16, "waits_for": "step 1's version to be acknowledged"}
+    status["peers"] = {"learner-0": {"snapshot": learner.snapshot(4.0)}}
+    seen = view(status, {}, 10.0, {"learner-0": "running", "rollout-0": "failed"})
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(screen(seen, "quickstart", 12.0))
+    text = console.export_text()
+    assert "tickets: 16 of 16 active, waits for step 1's version to be acknowledged" in text
+    assert "starved 75% down 25%, waits for the batch of step 2" in text
+    assert "rollout-0" in text
+    assert "failed" in text
