@@ -57,7 +57,9 @@ def figures(directory: Path) -> dict[str, Any]:
             ),
             "tokens_generated": _one(db, "SELECT coalesce(sum(num_output_tokens), 0) FROM turns"),
             "weights_pause_s": _one(db, "SELECT coalesce(sum(pause_s), 0.0) FROM acknowledgements"),
-            "checkpoints": [v for (v,) in db.execute("SELECT version FROM checkpoints WHERE kept = 1 ORDER BY version")],
+            "checkpoints": [
+                v for (v,) in db.execute("SELECT version FROM checkpoints WHERE kept = 1 ORDER BY version")
+            ],
             "evaluations": {phase: _evaluation(db, phase) for (phase,) in db.execute("SELECT phase FROM evaluations")},
         }
         return out | _ages(db.execute(TRAINED, (steps,)))
