@@ -37,10 +37,9 @@ def role_environment(recipe: Recipe, role: str, scratch: Path) -> dict[str, str]
     variables = {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
     if role in ("rollout", "learner"):
         variables |= platform.environment(device, recipe.rollout)
+        variables["HF_HUB_OFFLINE"] = "1"  # the model is a folder; only the buffer may have a data set to fetch
     if role == "learner" and device == "cpu":
         variables |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    if os.path.isdir(recipe.model.path):
-        variables["HF_HUB_OFFLINE"] = "1"  # a local model: no role asks the network
     return variables
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from launch.cluster import needed
 from launch.config import ConfigError, dials, load, parse, to_toml
 from launch.derive import Shape, derive
+from launch.environment import role_environment
 from launch.tree import Recipe
 
 DIALS = """
@@ -152,6 +154,12 @@ def test_the_learners_memory_follows_the_zero_stage() -> None:
         for stage in range(4)
     ]
     assert sizes == pytest.approx([16, 7, 5.5, 4], rel=1e-5)
+
+
+def test_only_roles_that_load_the_model_are_kept_from_the_network(tmp_path: Path) -> None:
+    recipe = parse(LEAST, [], "r.toml")
+    offline = {role: "HF_HUB_OFFLINE" in role_environment(recipe, role, tmp_path) for role in needed(recipe)}
+    assert [role for role, is_offline in offline.items() if is_offline] == ["rollout", "learner"]
 
 
 def test_the_buffer_is_given_the_runs_figures() -> None:
