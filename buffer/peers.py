@@ -32,6 +32,8 @@ class Peer:
     life: str
     state: str = "alive"
     """alive | dead | gone | failed"""
+    error: str = ""
+    """why it failed, in its own words"""
     heard_s: float = 0.0
     unlogged: bool = False
     """its snapshot is not in metrics/ yet"""

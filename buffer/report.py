@@ -85,6 +85,7 @@ def _peer(run: RunState, peer: Peer, now: Now) -> dict[str, Any]:
         "role": peer.role,
         "epoch": peer.epoch,
         "state": peer.state,
+        "error": peer.error,
         "heartbeat_age_s": now.s - peer.heard_s,
         "loaded_version": None if member is None else member.version,
         "snapshot": peer.snapshot,

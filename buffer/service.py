@@ -31,6 +31,7 @@ MAX_WANT = 1024
 MAX_FETCH_BYTES = 2 << 20
 """of one reply to a fetch: the client asks again for the rest, the event loop never handles great messages"""
 MAX_SNAPSHOT_BYTES = 256 << 10
+MAX_ERROR_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Service:
             "checkpoint": lambda q, now: on_checkpoint(run, q.record, now),
             "heartbeat": self._heartbeat,
             "dial": lambda q, now: on_dial(run, q.record, now),
-            "failed": lambda q, now: self.end_peer(q.peer, "failed"),
+            "failed": lambda q, now: self._failed(q.peer, q.record),
             "bye": lambda q, now: self.end_peer(q.peer, "gone"),
         }
 
@@ -112,6 +113,12 @@ class Service:
         self.run.put(("UPDATE peers SET state = ? WHERE name = ?", (state, peer.name)))
         self.run.meters.count(f"peers_{state}/{peer.role}")
         self._release(peer)
+
+    def _failed(self, peer: Peer, message: str) -> None:
+        """Its last words go to this role's log and stay in `status` until its next life."""
+        peer.error = message[:MAX_ERROR_CHARS]
+        print(f"{peer.name}: epoch {peer.epoch} failed: {peer.error}", flush=True)
+        self.end_peer(peer, "failed")
 
     def _release(self, peer: Peer) -> None:
         run = self.run

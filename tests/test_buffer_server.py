@@ -141,6 +141,14 @@ async def test_a_new_life_fences_the_old_one(tmp_path: Path) -> None:
             await new.push_turn(turn(leases[0], 0))  # the attempt of the old life
 
 
+async def test_what_a_failing_peer_says_is_kept(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings()) as peers:
+        engine = await peers.join("rollout", "rollout-0")
+        await engine.failed("EngineDied: the engine's processes are gone")
+        told = (await (await peers.learner()).status())["peers"]["rollout-0"]
+        assert (told["state"], told["error"]) == ("failed", "EngineDied: the engine's processes are gone")
+
+
 async def test_a_silent_engine_loses_its_leases_and_is_fenced(tmp_path: Path) -> None:
     async with serving(tmp_path, settings(heartbeat_s=0.05, dead_after_s=0.4)) as peers:
         await peers.learner()
