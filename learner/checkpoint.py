@@ -170,11 +170,6 @@ def prune(root: Path, keep: int) -> list[int]:
     return steps[-keep:]
 
 
-def oldest_needed(kept: list[int], keep: int) -> int:
-    """First step whose batch a kept checkpoint may still need. The model that a run starts from counts as step 0."""
-    return kept[0] if len(kept) >= keep else 0
-
-
 def _delete(directory: Path) -> None:
     """Take the name away first: a half-deleted directory must not look complete."""
     doomed = directory.with_name(directory.name.removesuffix(PARTIAL) + f".deleted{PARTIAL}")
