@@ -58,9 +58,9 @@ def resume(directory: RunDirectory, overrides: Overrides = None, address: Addres
     """Goes on with a run that was interrupted or has failed."""
     from launch import preflight
 
-    tree = parse(
-        _stored(directory), [f"run.directory={json.dumps(str(directory))}", *(overrides or ())], str(directory)
-    )
+    stored, place = _stored(directory), f"run.directory={json.dumps(str(directory))}"
+    tree = parse(stored, [place, *(overrides or ())], str(directory))
+    preflight.check_fixed(parse(stored, [place], str(directory)), tree)
     preflight.check(tree, resume=True)
     from launch.driver import drive
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,34 @@ def check(recipe: Recipe, *, resume: bool = False) -> Shape:
     check_chat(recipe)
     check_problems(recipe)
     return shape
+
+
+FIXED = (
+    "run.seed",
+    "model.path",
+    "problems",
+    "groups.groups_per_step",
+    "groups.group_size",
+    "num_rollouts",
+    "learner.ranks",
+    "learner.zero_stage",
+)
+"""What a run's record is made with; num_rollouts follows from roc.mode."""
+
+
+def check_fixed(before: Recipe, now: Recipe) -> None:
+    """A resume may change a setting, but none that the run's record depends on.
+
+    Raises:
+        ConfigError: the first that differs.
+    """
+    for name in FIXED:
+        had, wants = attrgetter(name)(before), attrgetter(name)(now)
+        if had != wants:
+            raise ConfigError(
+                f"{name} = {wants}, the run in {now.directory} has {had}: it is fixed for a run; leave it, or start "
+                "another run in another run.directory"
+            )
 
 
 def check_directory(recipe: Recipe, *, resume: bool) -> None:

@@ -12,6 +12,7 @@ from launch.cluster import needed
 from launch.config import ConfigError, dials, load, parse, to_toml
 from launch.derive import Shape, derive
 from launch.environment import role_environment
+from launch.preflight import check_fixed
 from launch.tree import Recipe
 
 DIALS = """
@@ -160,6 +161,21 @@ def test_only_roles_that_load_the_model_are_kept_from_the_network(tmp_path: Path
     recipe = parse(LEAST, [], "r.toml")
     offline = {role: "HF_HUB_OFFLINE" in role_environment(recipe, role, tmp_path) for role in needed(recipe)}
     assert [role for role, is_offline in offline.items() if is_offline] == ["rollout", "learner"]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("groups.group_size=4", "groups.group_size = 4, the run in runs/run has 8: it is fixed for a run"),
+        ("roc.mode=off", "num_rollouts = 8, the run in runs/run has 16"),
+        ("problems.num_heldout=3", "problems = .*num_heldout=3"),
+    ],
+)
+def test_a_resume_changes_nothing_that_the_record_depends_on(override: str, words: str) -> None:
+    before = parse(LEAST, [], "r.toml")
+    check_fixed(before, parse(LEAST, ["run.steps=7", "staleness.max_staleness=2", "learner.lr=0.1"], "r.toml"))
+    with pytest.raises(ConfigError, match=words):
+        check_fixed(before, parse(LEAST, [override], "r.toml"))
 
 
 def test_the_buffer_is_given_the_runs_figures() -> None:
