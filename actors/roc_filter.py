@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from actors.roc import RocSettings, select
 from buffer.client import BufferClient, Fenced, PeerSilent, Refused
+from buffer.doors import Keys
 from buffer.meters import Meters
 from buffer.schema import Decision, GroupHeaders
 
@@ -37,12 +38,13 @@ class RocFilter:
         *,
         run: str,
         heartbeat_s: float = 1.0,
+        keys: Keys | None = None,
     ) -> None:
         """`resolve` gives the buffer's present endpoint; `run` is the wire id of the run."""
         self._settings = settings
         self._run_seed = run_seed
         self._heartbeat_s = heartbeat_s
-        self._client = BufferClient(resolve, run=run, role="filter", name=name)
+        self._client = BufferClient(resolve, run=run, role="filter", name=name, keys=keys)
         self._meters = Meters("filter", name, time.monotonic())
 
     async def run(self) -> None:

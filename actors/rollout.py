@@ -27,6 +27,7 @@ from actors.settings import RolloutSettings, WeightsSettings
 from actors.version_follower import VersionFollower
 from actors.weights import WeightClient
 from buffer.client import BufferClient, Fenced, LeaseOver, PeerSilent, Refused
+from buffer.doors import Keys
 from buffer.meters import Meters
 from buffer.schema import Excluded, Finish, Lease, RolloutKey, Turn
 from sandbox.client import SandboxClient
@@ -57,21 +58,20 @@ class RolloutActor:
         run: str,
         heartbeat_s: float = 1.0,
         evaluation_temperature: float = 1.0,
+        keys: Keys | None = None,
     ) -> None:
         """`model`: folder with config.json and tokenizer; `run`: wire id; `*_resolve`: the present endpoints."""
-        self._model, self._settings, self._weights_settings = model, rollout, weights
-        self._chat_settings = chat
-        self._name, self._run = name, run
-        self._heartbeat_s = heartbeat_s
+        self._model, self._settings, self._weights_settings, self._chat_settings = model, rollout, weights, chat
+        self._name, self._run, self._heartbeat_s = name, run, heartbeat_s
         self._evaluation_temperature = evaluation_temperature
-        self._buffer = BufferClient(buffer_resolve, run=run, role="rollout", name=name, window=4 * rollout.concurrency)
-        self._sandbox = SandboxClient(sandbox_resolve, tenant=run)
-        self._weights = WeightClient(weights_resolve)
+        self._buffer = BufferClient(
+            buffer_resolve, run=run, role="rollout", name=name, window=4 * rollout.concurrency, keys=keys
+        )
+        self._sandbox = SandboxClient(sandbox_resolve, tenant=run, keys=keys)
+        self._weights = WeightClient(weights_resolve, keys=keys)
         self._meters = Meters("rollout", name, time.monotonic())
-        self._rollouts: dict[RolloutKey, asyncio.Task[bool]] = {}
-        """those without an outcome yet"""
-        self._ended = asyncio.Event()
-        """a rollout has ended since it was last cleared"""
+        self._rollouts: dict[RolloutKey, asyncio.Task[bool]] = {}  # those without an outcome yet
+        self._ended = asyncio.Event()  # a rollout has ended since it was last cleared
         self._engine: Engine
         self._metered: MeteredEngine
         self._chat: Chat

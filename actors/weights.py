@@ -21,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from buffer.codec import CodecError, decode, unpack
+from buffer.doors import Keys, present
 from buffer.schema import WeightsManifest
 
 __all__ = ["Staged", "WeightClient", "WeightsError"]
@@ -86,9 +87,11 @@ class WeightClient:
             with staged: ...
     """
 
-    def __init__(self, resolve: Callable[[], Awaitable[str]], *, answer_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, resolve: Callable[[], Awaitable[str]], *, answer_timeout_s: float = 10.0, keys: Keys | None = None
+    ) -> None:
         """`resolve` gives the server's present endpoint; it is asked again whenever the server was silent."""
-        self._resolve = resolve
+        self._resolve, self._keys = resolve, keys
         self._answer_timeout_s = answer_timeout_s
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -162,6 +165,7 @@ class WeightClient:
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_BUCKET_BYTES)
             self._socket.setsockopt(zmq.LINGER, 0)
+            present(self._socket, self._keys)
             self._socket.connect(self._endpoint)
         await self._socket.send(msgpack.packb(request))
 

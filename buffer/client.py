@@ -24,6 +24,7 @@ from typing import Any
 
 from buffer.codec import decode, encode
 from buffer.connection import Connection, Pending
+from buffer.doors import Keys
 from buffer.schema import (
     Batch,
     Decision,
@@ -81,13 +82,16 @@ class BufferClient:
         name: str,
         request_timeout_s: float = 120.0,
         window: int = 64,
+        keys: Keys | None = None,
     ) -> None:
-        """`resolve` gives the buffer's present endpoint; `window` requests may be unanswered at a time."""
+        """`resolve` gives the buffer's present endpoint; `window` requests may be unanswered at a time; `keys` are the
+        run's, where the buffer listens beyond loopback.
+        """
         self.run, self.role, self.name = run, role, name
         self.epoch = 0
         self._timeout_s = request_timeout_s
         self._window = asyncio.Semaphore(window)
-        self._connection = Connection(resolve, name)
+        self._connection = Connection(resolve, name, keys)
         self._seq = 0
 
     async def connect(self) -> Welcome:

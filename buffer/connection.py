@@ -20,6 +20,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from buffer.codec import decode
+from buffer.doors import Keys, present
 from buffer.wire import NACK, Reason, Refusal, read_head
 
 RESOLVE_TIMEOUT_S = 10.0
@@ -43,8 +44,8 @@ class Pending:
 class Connection:
     """One DEALER socket at a time, to wherever the buffer is."""
 
-    def __init__(self, resolve: Callable[[], Awaitable[str]], name: str) -> None:
-        self._resolve, self._name = resolve, name
+    def __init__(self, resolve: Callable[[], Awaitable[str]], name: str, keys: Keys | None = None) -> None:
+        self._resolve, self._name, self._keys = resolve, name, keys
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,6 +92,7 @@ class Connection:
             ):
                 socket.setsockopt(option, value)
             socket.setsockopt(zmq.ROUTING_ID, f"{self._name}\0{self.life}".encode())
+            present(socket, self._keys)
             self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             socket.connect(self.endpoint)
             self._socket = socket

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from buffer import metrics_log
+from buffer.doors import Keys
 from buffer.parking import Parking
 from buffer.restore import open_run
 from buffer.run_state import Now, Source
@@ -79,11 +80,11 @@ class BufferServer:
         self._failure: BaseException | None = None
         self._last_tick_s = self._last_log_s = time.monotonic()
 
-    async def start(self, bind: str = "tcp://127.0.0.1:0") -> str:
-        """Listen; returns the endpoint that peers connect to."""
+    async def start(self, bind: str = "tcp://127.0.0.1:0", keys: Keys | None = None) -> str:
+        """Listen; returns the endpoint that peers connect to. Beyond loopback it takes the run's keys."""
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._router = Router(bind)
+        self._router = Router(bind, keys)
         self._loop.add_reader(self._router.fileno, self._wake.set)
         self._main = asyncio.create_task(self._serve(), name="buffer")
         return self._router.endpoint

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import zmq
 
+from buffer.doors import DoorError, Keys, guard
 from buffer.wire import MAX_MESSAGE_BYTES
 
 RECEIVE_MESSAGES = 64
@@ -24,10 +25,11 @@ _LINGER_MS = 500
 class Router:
     """A bound ROUTER socket with its own context."""
 
-    def __init__(self, bind: str) -> None:
+    def __init__(self, bind: str, keys: Keys | None = None) -> None:
         """Listen on `bind`; port 0 chooses a free one, see `endpoint`.
 
         Raises:
+            DoorError: it is beyond loopback, and there are no keys.
             OSError: the address can't be bound; the message names it.
         """
         self._context = zmq.Context()
@@ -44,7 +46,11 @@ class Router:
         ):
             self._socket.setsockopt(option, value)
         try:
+            guard(self._socket, bind, keys)
             self._socket.bind(bind)
+        except DoorError:
+            self.close()
+            raise
         except zmq.ZMQError as error:
             self.close()
             raise OSError(

@@ -3,7 +3,8 @@
 Consumes    a role's spec; endpoints of other roles, by name
 Produces    a running buffer, sandbox, RoC filter, rollout actor or learner rank
 Waits for   the run's end, which each role learns from the buffer; or being cancelled, which is the order to stop
-Invariant   each package's settings arrive here and nowhere else; nothing below knows of Ray or of recipes
+Invariant   each package's settings arrive here and nowhere else; nothing below knows of Ray or of recipes. A role
+            listens on loopback, or with keys at the address by which Ray knows its host
 """
 
 from __future__ import annotations
@@ -28,6 +29,23 @@ class RankRestarted(RuntimeError):
     """Rank 0 of the learner began another life: this rank belongs to the one before."""
 
 
+class RanksApart(RuntimeError):
+    """The learner's ranks are on several hosts, where their collectives could be read and joined by anybody."""
+
+
+def _links(spec: RoleSpec) -> Links:
+    return Links(spec.namespace, spec.wire_keys)
+
+
+def _here(spec: RoleSpec) -> str:
+    """Where this role listens: on loopback when all roles are on this host."""
+    if spec.keys is None:
+        return LOOPBACK
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
 async def buffer(spec: RoleSpec, role: Role) -> None:
     """Holds the run until it is told to stop."""
     from actors.problems import Problem, ProblemStream
@@ -46,7 +64,8 @@ async def buffer(spec: RoleSpec, role: Role) -> None:
     server = BufferServer(
         recipe.buffer_settings(), Path(spec.directory), spec.run, problem_at, [record(p) for p in stream.heldout]
     )
-    role.listening(await server.start(f"tcp://{LOOPBACK}:{recipe.buffer.port or 0}"))
+    bind = f"tcp://{_here(spec)}:{recipe.buffer.port or 0}"
+    role.listening(await server.start(bind, spec.wire_keys))
     try:
         await server.run_until_stopped()
     except asyncio.CancelledError:
@@ -61,8 +80,8 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
     recipe = spec.settings()
     started_s = time.monotonic()
     server = SandboxServer(recipe.sandbox)
-    role.listening(await server.start(f"tcp://{LOOPBACK}:0"))
-    client = Links(spec.namespace).buffer_client(spec.run, role=spec.role, name=spec.name)
+    role.listening(await server.start(f"tcp://{_here(spec)}:0", keys=spec.wire_keys))
+    client = _links(spec).buffer_client(spec.run, role=spec.role, name=spec.name)
     try:
         await client.connect()
         while True:
@@ -96,10 +115,11 @@ async def filter_(spec: RoleSpec, role: Role) -> None:
     body = RocFilter(
         recipe.roc,
         recipe.run.seed,
-        Links(spec.namespace).to("buffer-0"),
+        _links(spec).to("buffer-0"),
         spec.name,
         run=spec.run,
         heartbeat_s=recipe.buffer.heartbeat_s,
+        keys=spec.wire_keys,
     )
     role.running()
     await body.run()
@@ -111,7 +131,7 @@ async def learner(spec: RoleSpec, role: Role) -> None:
     from learner.trainer import TrainerSpec
 
     recipe = spec.settings()
-    links = Links(spec.namespace)
+    links = _links(spec)
     watching = await _join_ranks(spec, role, links, recipe.learner.ranks)
     body = Learner(
         TrainerSpec(
@@ -127,6 +147,8 @@ async def learner(spec: RoleSpec, role: Role) -> None:
         rank=spec.index,
         world=recipe.learner.ranks,
         heartbeat_s=recipe.buffer.heartbeat_s,
+        bind=f"tcp://{_here(spec)}:0",
+        keys=spec.wire_keys,
     )
     role.listening(body.weights_endpoint or "none")
     ended = await _whichever_first(body.run, watching)
@@ -138,11 +160,16 @@ async def _join_ranks(spec: RoleSpec, role: Role, links: Links, world: int) -> C
     os.environ.update(RANK=str(spec.index), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=LOOPBACK)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if spec.index == 0:
-        role.rendezvous = str(_free_port())
-        os.environ["MASTER_PORT"] = role.rendezvous
+        os.environ["MASTER_PORT"] = port = str(_free_port())
+        role.rendezvous = f"{_here(spec)} {port}"
         return None
     meeting = await links.rendezvous("learner-0")
-    os.environ["MASTER_PORT"] = meeting
+    host, _, os.environ["MASTER_PORT"] = meeting.partition(" ")
+    if host != _here(spec):
+        raise RanksApart(
+            f"{spec.name} is on host {_here(spec)}, learner-0 on {host}: collectives know no keys, so that all ranks "
+            "must be on one host; offer them with bash launch/learner.sh --count on that host alone"
+        )
 
     async def watch() -> None:
         while await links.rendezvous("learner-0") == meeting:  # noqa: ASYNC110 - of another process
@@ -179,7 +206,7 @@ async def rollout(spec: RoleSpec, role: Role) -> None:
     from actors.rollout import RolloutActor
 
     recipe = spec.settings()
-    links = Links(spec.namespace)
+    links = _links(spec)
     body = RolloutActor(
         model=Path(recipe.model.path),
         rollout=recipe.rollout,
@@ -191,6 +218,7 @@ async def rollout(spec: RoleSpec, role: Role) -> None:
         name=spec.name,
         run=spec.run,
         heartbeat_s=recipe.buffer.heartbeat_s,
+        keys=spec.wire_keys,
     )
     role.running()
     await body.run()

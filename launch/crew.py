@@ -13,9 +13,11 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from buffer.doors import Keys
 from launch import cluster, warden
 from launch.environment import role_environment
 from launch.roles import RoleSpec, start
@@ -24,6 +26,8 @@ from launch.tree import Recipe
 
 POLL_TIMEOUT_S = 2.0
 FIGURES_TIMEOUT_S = 60.0
+LISTENING = ("buffer", "sandbox", "learner")
+"""Roles that others connect to."""
 
 
 class Crew:
@@ -42,7 +46,7 @@ class Crew:
         wanted = set(roles)
         return [name for name in self._handles if name.rpartition("-")[0] in wanted]
 
-    def start(self, scratch: Path) -> None:
+    def start(self, scratch: Path, keys: Keys | None) -> None:
         """Creates every actor; each finds its peers by name as they come up."""
         gpus = cluster.has_accelerators()
         for role, count in cluster.needed(self._recipe).items():
@@ -54,6 +58,7 @@ class Crew:
                     life=self._life,
                     directory=str(self._directory.path),
                     recipe=self._recipe.model_dump(mode="json"),
+                    keys=None if keys is None else asdict(keys if role in LISTENING else keys.for_clients()),
                 )
                 self._handles[spec.name] = start(
                     spec,

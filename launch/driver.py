@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from buffer.client import PeerSilent, Refused
+from buffer.doors import stored_keys
 from launch import cluster, warden
 from launch.config import ConfigError
 from launch.crew import POLL_TIMEOUT_S, Crew
@@ -155,7 +156,10 @@ class _Driver:
             self._reason = "a signal came while nodes were awaited"
             return Outcome.INTERRUPTED
         connecting.result()
-        self._crew.start(self._scratch)
+        # Beyond this host nothing is open: whatever listens there asks for the run's keys.
+        keys = stored_keys(self._directory.path / "keys" / "wire.json") if cluster.num_hosts() > 1 else None
+        self._links = Links(f"rocstar-{self._life}", keys)
+        self._crew.start(self._scratch, keys)
         self._supervisor = Supervisor(
             self._crew.names,
             start_timeout_s=self._recipe.run.start_timeout_s,
@@ -182,7 +186,6 @@ class _Driver:
         )
         self._loop.call_soon_threadsafe(self._take_signals)
         cluster.wait_for_roles(self._recipe, self._progress.say)
-        cluster.refuse_several_hosts()
 
     async def _watch(self, exporter: Exporter) -> Outcome:
         """Until the end, whichever it is."""

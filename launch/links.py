@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from buffer.client import BufferClient
+from buffer.doors import Keys
 
 RETRY_S = 0.3
 
@@ -26,8 +27,8 @@ class Links:
         await resolve()         # "tcp://127.0.0.1:40123"
     """
 
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: str, keys: Keys | None = None) -> None:
+        self._namespace, self.keys = namespace, keys
 
     def to(self, name: str) -> Callable[[], Awaitable[str]]:
         """Resolves one role."""
@@ -64,4 +65,5 @@ class Links:
 
     def buffer_client(self, run: str, *, role: str, name: str, timeout_s: float = 120.0) -> BufferClient:
         """A client of the run's buffer."""
-        return BufferClient(self.to("buffer-0"), run=run, role=role, name=name, request_timeout_s=timeout_s)
+        resolve = self.to("buffer-0")
+        return BufferClient(resolve, run=run, role=role, name=name, request_timeout_s=timeout_s, keys=self.keys)

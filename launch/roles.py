@@ -18,10 +18,11 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from buffer.doors import Keys
 from launch import warden
 from launch.config import validate
 from launch.tree import Recipe
@@ -44,6 +45,8 @@ class RoleSpec:
     """of the run, absolute"""
     recipe: dict[str, Any]
     """the resolved tree"""
+    keys: dict[str, str] | None = field(default=None, repr=False)
+    """of the run's wires where it spans several hosts; None: every role is on this host and listens on loopback"""
 
     @property
     def name(self) -> str:
@@ -57,6 +60,11 @@ class RoleSpec:
     def marks(self) -> dict[str, str]:
         """Environment variables by which the warden knows the role's processes."""
         return {"ROCSTAR_RUN": self.life, "ROCSTAR_ROLE": self.name}
+
+    @property
+    def wire_keys(self) -> Keys | None:
+        """What the role's sockets are given."""
+        return Keys(**self.keys) if self.keys else None
 
     def settings(self) -> Recipe:
         """The checked tree."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from buffer.client import BufferClient, PeerSilent, Refused
+from buffer.doors import Keys
 from buffer.meters import Meters
 from buffer.schema import Batch, Trajectory, Welcome
 from buffer.wire import Reason
@@ -68,13 +69,14 @@ class Learner:
         world: int = 1,
         heartbeat_s: float = 1.0,
         bind: str = "tcp://127.0.0.1:0",
+        keys: Keys | None = None,
         on_phase: Callable[[Phase, int], None] = lambda phase, step: None,
     ) -> None:
         self._spec, self._rank, self._world, self._heartbeat_s = spec, rank, world, heartbeat_s
         self._on_phase = on_phase
         name = f"learner-{rank}"
-        self._client = BufferClient(resolve, run=spec.run, role="learner", name=name)
-        self._server = WeightServer(bind) if rank == 0 else None
+        self._client = BufferClient(resolve, run=spec.run, role="learner", name=name, keys=keys)
+        self._server = WeightServer(bind, keys) if rank == 0 else None
         self._meters = Meters("learner", name, time.monotonic())
         self._meters.clock.enter("down", time.monotonic(), waits_for="the engine's start")
         self._log = StepLog(self._meters, spec.directory / "metrics" / "steps.jsonl" if rank == 0 else None)

@@ -31,6 +31,7 @@ import zmq
 from torch import Tensor
 
 from buffer.codec import CodecError, encode, unpack
+from buffer.doors import Keys, guard
 from buffer.schema import TensorSpec, WeightsManifest
 
 ALIGN_BYTES = 64
@@ -148,14 +149,12 @@ class _Waiting:
 class WeightServer:
     """Serves the newest publication. `publish` may be called from any thread."""
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:0") -> None:
+    def __init__(self, bind: str = "tcp://127.0.0.1:0", keys: Keys | None = None) -> None:
         self.failure: BaseException | None = None
         """what ended the server's thread, if anything did"""
         self._counts: dict[str, int] = {"bytes_sent": 0, "requests": 0, "malformed": 0, "undelivered": 0}
         self._packed: Packed | None = None
         self._waiting: list[_Waiting] = []
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
         self._closing = threading.Event()
         self._context: zmq.Context[Any] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -163,8 +162,15 @@ class WeightServer:
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
         self._router.setsockopt(zmq.SNDHWM, PEER_WINDOW)
         self._router.setsockopt(zmq.LINGER, 0)
-        self._router.bind(bind)
+        try:
+            guard(self._router, bind, keys)
+            self._router.bind(bind)
+        except (ValueError, zmq.ZMQError):
+            self._context.destroy()
+            raise
         self.endpoint: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="weight-server", daemon=True)
         self._thread.start()
 
@@ -237,9 +243,8 @@ class WeightServer:
 
     def _bucket(self, lineage: int, version: int, index: int) -> Iterator[Any]:
         packed = self._packed
-        if packed is None or (packed.manifest.lineage, packed.manifest.version) != (lineage, version):
-            return iter([msgpack.packb(["gone"])])
-        if not 0 <= index < len(packed.buckets):
+        known = packed is not None and (packed.manifest.lineage, packed.manifest.version) == (lineage, version)
+        if packed is None or not known or not 0 <= index < len(packed.buckets):
             return iter([msgpack.packb(["gone"])])
         return itertools.chain([msgpack.packb(["bucket", index])], [packed.buckets[index]])
 

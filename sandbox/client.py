@@ -21,6 +21,7 @@ from typing import Any
 
 import zmq
 
+from buffer.doors import Keys
 from sandbox import wire
 from sandbox.answers import quick_verdict
 from sandbox.api import Call, Limits, Result, Status, Verdict
@@ -52,7 +53,7 @@ class SandboxClient:
         *,
         tenant: str = "default",
         timeout_s: float = 120.0,
-        curve: tuple[bytes, bytes, bytes] | None = None,
+        keys: Keys | None = None,
         context: zmq.Context[Any] | None = None,
     ) -> None:
         """Nothing is connected yet: that happens at the first request.
@@ -61,10 +62,10 @@ class SandboxClient:
             endpoints: the nodes, or a function (plain or async) that names the present ones.
             tenant: name of the run; nodes are fair between tenants.
             timeout_s: seconds after which a request is given up.
-            curve: (public, secret, server public) keys.
+            keys: of the run, where nodes listen beyond loopback.
         """
         self._endpoints = endpoints
-        self._tenant, self._timeout_s, self._curve = tenant, timeout_s, curve
+        self._tenant, self._timeout_s, self._keys = tenant, timeout_s, keys
         self._context = context or zmq.Context.instance()
         self._nodes: dict[str, Node] = {}
         self._waiting: deque[Request] = deque()
@@ -283,7 +284,7 @@ class SandboxClient:
                     self._context,
                     endpoint,
                     self._tenant,
-                    self._curve,
+                    self._keys,
                     on_outcome=self._on_outcome,
                     on_open=self._pump_soon,
                     on_silent=self._on_silent,

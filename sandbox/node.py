@@ -16,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from buffer.doors import Keys, present
 from sandbox import wire
 from sandbox.api import Result, Verdict
 
@@ -30,7 +31,7 @@ class Node:
         context: zmq.Context[Any],
         endpoint: str,
         tenant: str,
-        curve: tuple[bytes, bytes, bytes] | None,
+        keys: Keys | None,
         *,
         on_outcome: Callable[[Node, str, Result | Verdict], None],
         on_open: Callable[[], None],
@@ -38,7 +39,7 @@ class Node:
     ) -> None:
         self.alive = False
         """Whether it welcomed us and was heard lately."""
-        self._context, self._endpoint, self._tenant, self._curve = context, endpoint, tenant, curve
+        self._context, self._endpoint, self._tenant, self._keys = context, endpoint, tenant, keys
         self._on_outcome, self._on_open, self._on_silent = on_outcome, on_open, on_silent
         self._workers, self._window = 1, 0
         self._in_flight: set[str] = set()
@@ -48,8 +49,8 @@ class Node:
     def _connect(self) -> wire.Port:
         sock = self._context.socket(zmq.DEALER)
         sock.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
-        if self._curve is not None:
-            sock.curve_publickey, sock.curve_secretkey, sock.curve_serverkey = self._curve
+        wire.set_bounds(sock)
+        present(sock, self._keys)
         port = wire.Port(sock, self._on_message)
         sock.connect(self._endpoint)
         self._heard_s = time.monotonic()

@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from buffer.doors import Keys, guard
 from sandbox import host, messages, wire
 from sandbox.api import Call, Check, Result, Status, Verdict
 from sandbox.dispatch import Dispatch, Entry
@@ -43,36 +44,35 @@ class _Client:
 class SandboxServer:
     """One sandbox node."""
 
-    def __init__(self, settings: SandboxSettings, *, context: zmq.Context[Any] | None = None) -> None:
+    def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._limits = settings.limits()
-        self._context = context or zmq.Context.instance()
         self._dispatch = Dispatch(settings.queue_bound, self._deliver)
         self._shards: list[Shard] = []
         self._clients: dict[bytes, _Client] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._port: wire.Port | None = None
+        self._guarded: zmq.Context[Any] | None = None
         self._flushing = False
         self._stopping = False
 
-    async def start(self, bind: str = "tcp://127.0.0.1:0", *, curve: tuple[bytes, bytes] | None = None) -> str:
+    async def start(self, bind: str = "tcp://127.0.0.1:0", *, keys: Keys | None = None) -> str:
         """Start the shards and listen; the endpoint to connect to.
 
         Args:
             bind: ZeroMQ endpoint; port 0 takes a free one.
-            curve: (public, secret) CURVE key pair of this node; required beyond loopback.
+            keys: of the run; required beyond loopback.
 
         Raises:
+            DoorError: it would listen beyond loopback without keys.
             StartRefused: the host lacks a piece of isolation.
         """
-        if curve is None and not bind.startswith(("tcp://127.", "tcp://localhost", "ipc:", "inproc:")):
-            raise ValueError(f"sandbox bind = {bind} listens beyond loopback: give the node CURVE keys")
-        sock = self._context.socket(zmq.ROUTER)
+        self._guarded = zmq.Context() if keys else None
+        sock = (self._guarded or zmq.Context.instance()).socket(zmq.ROUTER)
         try:
             sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
-            if curve is not None:
-                sock.curve_publickey, sock.curve_secretkey = curve
-                sock.curve_server = True
+            wire.set_bounds(sock)
+            guard(sock, bind, keys)
             sock.bind(bind)
             await asyncio.gather(*(self._start_shard(index) for index in range(self._settings.num_workers())))
         except BaseException:
@@ -96,6 +96,8 @@ class SandboxServer:
                 self._send(identity, wire.REFUSED, wire.CLOSING)
             self._port.close()
         await asyncio.gather(*(shard.stop() for shard in self._shards))
+        if self._guarded is not None:
+            await asyncio.to_thread(self._guarded.term)
 
     def snapshot(self) -> dict[str, Any]:
         """Cumulative counters and present numbers, for metrics."""

@@ -122,6 +122,14 @@ def read_result(fields: Any) -> Result:
     return Result(**values)
 
 
+def set_bounds(sock: zmq.Socket[bytes]) -> None:
+    """Before the socket binds or connects: later it would hold for nobody. Calls in flight bound the queues."""
+    sock.setsockopt(zmq.SNDHWM, 0)
+    sock.setsockopt(zmq.RCVHWM, 0)
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+
+
 class Port:
     """A ZeroMQ socket in an asyncio loop: hands each message that arrives to a function."""
 
@@ -130,10 +138,6 @@ class Port:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        sock.setsockopt(zmq.SNDHWM, 0)
-        sock.setsockopt(zmq.RCVHWM, 0)
-        sock.setsockopt(zmq.LINGER, 0)
-        sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._fd = int(sock.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from buffer.doors import make_keys
 from sandbox.api import INFRA, Limits, Result, Status, Verdict
 from sandbox.client import SandboxClient
 from sandbox.server import SandboxServer
@@ -255,12 +256,10 @@ async def test_a_bind_beyond_loopback_needs_keys() -> None:
 
 
 async def test_with_keys_only_their_owner_gets_in() -> None:
-    import zmq
-
-    ours, theirs = zmq.curve_keypair(), zmq.curve_keypair()
+    keys = make_keys()
     server = SandboxServer(SandboxSettings(workers=1))
-    endpoint = await server.start("tcp://127.0.0.1:0", curve=ours)
-    friend = SandboxClient([endpoint], curve=(*theirs, ours[0]))
+    endpoint = await server.start("tcp://127.0.0.1:0", keys=keys)
+    friend = SandboxClient([endpoint], keys=keys.for_clients())
     stranger = SandboxClient([endpoint], timeout_s=0.5)
     assert (await friend.run("print(1)")).stdout == "1\n"
     assert (await stranger.run("print(1)")).status is Status.WORKER_LOST
