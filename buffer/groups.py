@@ -25,6 +25,8 @@ class RolloutWork:
     num_tokens: int = 0
     """length of the trajectory: without what was observed after the last output"""
     num_output_tokens: int = 0
+    num_bytes: int = 0
+    """of its durable turns, as they lie in segments and go to the next engine"""
     tokens_by_version: dict[int, int] = field(default_factory=dict)
     finish: Finish | None = None
     _num_observed: int = 0
@@ -33,9 +35,12 @@ class RolloutWork:
     def num_turns(self) -> int:
         return len(self.attempts)
 
-    def add(self, attempt: int, prompt: int, output: int, observation: int, runs: Iterable[tuple[int, int]]) -> None:
-        """The next turn, by the lengths of its parts; `runs` are (version, num_tokens)."""
+    def add(
+        self, attempt: int, num_bytes: int, prompt: int, output: int, observation: int, runs: Iterable[tuple[int, int]]
+    ) -> None:
+        """The next turn, by the lengths of its parts in tokens; `runs` are (version, num_tokens)."""
         self.attempts.append(attempt)
+        self.num_bytes += num_bytes
         self.num_tokens += prompt + self._num_observed + output
         self.num_output_tokens += output
         self._num_observed = observation

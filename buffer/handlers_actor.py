@@ -45,9 +45,9 @@ def on_turn(run: RunState, storage: Storage, peer: Peer, turn: Turn, frames: lis
     fault = fault_of(turn, group)
     if fault:
         raise Refusal(Reason.MALFORMED, f"{_name(turn)}, turn {turn.turn}: {fault}")
-    _store(run, storage, peer, turn, frames, now)
     work.add(
         turn.attempt,
+        _store(run, storage, peer, turn, frames, now),
         len(turn.prompt_ids),
         len(turn.output_ids),
         len(turn.observation_ids),
@@ -58,7 +58,8 @@ def on_turn(run: RunState, storage: Storage, peer: Peer, turn: Turn, frames: lis
     return None
 
 
-def _store(run: RunState, storage: Storage, peer: Peer, turn: Turn, frames: list[bytes], now: Now) -> None:
+def _store(run: RunState, storage: Storage, peer: Peer, turn: Turn, frames: list[bytes], now: Now) -> int:
+    """Put it into the unit; its size on disk in bytes."""
     place = storage.place(run.unit, frames[0], frames[1] if len(frames) > 1 else b"")
     run.put(
         (
@@ -82,6 +83,7 @@ def _store(run: RunState, storage: Storage, peer: Peer, turn: Turn, frames: list
             ),
         )
     )
+    return place.length_bytes
 
 
 def _known_turn(storage: Storage, turn: Turn) -> None:

@@ -16,7 +16,7 @@ The shell keeps on disk: a `RolloutState` per rollout that was ever granted, wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -116,18 +116,32 @@ class Leases:
     def held_by(self, engine: str) -> list[RolloutKey]:
         return [(r.group, r.rollout) for r in self._leased() if r.engine == engine]
 
-    def grant(self, engine: str, epoch: int, loaded: int, want: int, now_s: float) -> list[tuple[int, int, int]]:
-        """Up to `want` waiting rollouts as (group, rollout, attempt).
+    def grant(
+        self,
+        engine: str,
+        epoch: int,
+        loaded: int,
+        want: int,
+        now_s: float,
+        num_bytes: Callable[[int, int], int] = lambda group, rollout: 0,
+        max_bytes: int = 0,
+    ) -> list[tuple[int, int, int]]:
+        """Up to `want` waiting rollouts as (group, rollout, attempt), whose `num_bytes` of durable turns sum to no more
+        than `max_bytes`, the first excepted: all are told in one message.
 
         Earliest deadline first; then the group with the fewest rollouts open, which completes soonest; then the oldest.
         """
         groups = [g for g in self._groups.values() if g.num_waiting and g.may_go_to(loaded)]
         granted: list[tuple[int, int, int]] = []
+        total_bytes = 0
         for group in sorted(groups, key=lambda g: (g.deadline, g.num_open, g.group)):
             for state in group.rollouts:
                 if len(granted) >= want:
                     return granted
                 if state.hold == "waiting":
+                    total_bytes += num_bytes(state.group, state.rollout)
+                    if granted and total_bytes > max_bytes:
+                        return granted
                     self._give(group, state, engine, epoch, now_s)
                     granted.append((state.group, state.rollout, state.attempt))
         return granted

@@ -140,12 +140,12 @@ def _restore_groups(run: RunState, storage: Storage, now: Now) -> None:
             decided_s=now.s,
         )
     for row in storage.index.rows(
-        "SELECT group_id, rollout, turns.attempt, num_prompt_tokens, num_output_tokens, num_observation_tokens, "
-        f"version_runs FROM groups JOIN turns USING (group_id) WHERE {_OPEN} ORDER BY group_id, rollout, turn"
+        "SELECT group_id, rollout, turns.attempt, length_bytes, num_prompt_tokens, num_output_tokens, "
+        f"num_observation_tokens, version_runs FROM groups JOIN turns USING (group_id) WHERE {_OPEN} ORDER BY group_id, rollout, turn"
     ):
-        number, rollout, attempt, prompt, output, observation, runs = row
+        number, rollout, attempt, num_bytes, prompt, output, observation, runs = row
         pairs = ((version, num_tokens) for _, version, num_tokens in json.loads(runs))
-        run.groups[number].rollouts[rollout].add(attempt, prompt, output, observation, pairs)
+        run.groups[number].rollouts[rollout].add(attempt, num_bytes, prompt, output, observation, pairs)
     for row in storage.index.rows(
         "SELECT group_id, rollout, attempt, reward, verdict, answer, well_formed, num_answers, num_turns, statuses, "
         "num_output_tokens, num_tokens, end, generate_s, tool_s FROM groups JOIN rollouts USING (group_id) "

@@ -29,7 +29,8 @@ PARKED = object()
 MAX_KEYS = 1 << 16
 MAX_WANT = 1024
 MAX_FETCH_BYTES = 2 << 20
-"""of one reply to a fetch: the client asks again for the rest, the event loop never handles great messages"""
+"""of trajectories or durable turns in one reply: the client asks again for the rest, the event loop never handles great
+messages"""
 MAX_SNAPSHOT_BYTES = 256 << 10
 MAX_ERROR_CHARS = 2000
 
@@ -167,7 +168,9 @@ class Service:
                 raise Refusal(Reason.NOT_ALLOWED, f"want = {want.want} is not in 1..{MAX_WANT}")
             if peer.offers_seen == run.offers:
                 return PARKED
-            granted = run.leases.grant(peer.name, peer.epoch, member.version, want.want, now.s)
+            granted = run.leases.grant(
+                peer.name, peer.epoch, member.version, want.want, now.s, self._num_bytes, MAX_FETCH_BYTES
+            )
             if not granted:
                 peer.offers_seen = run.offers
                 return PARKED
@@ -176,6 +179,9 @@ class Service:
         leases = [self._lease_of(group, rollout, attempt) for group, rollout, attempt in granted]
         resumed = [i for i, lease in enumerate(leases) if run.groups[lease.group].rollouts[lease.rollout].num_turns]
         return Read(lambda: self._with_turns(leases, resumed)) if resumed else tuple(leases)
+
+    def _num_bytes(self, group: int, rollout: int) -> int:
+        return self.run.groups[group].rollouts[rollout].num_bytes
 
     def _holds(self, peer: Peer, granted: tuple[int, int, int]) -> bool:
         state = self.run.leases.state(granted[0], granted[1])

@@ -229,6 +229,23 @@ async def test_turns_that_contradict_themselves_are_refused(
             await engine.push_turn(turn(lease, 0, **changes))
 
 
+async def test_resumed_rollouts_come_in_replies_of_bounded_size(tmp_path: Path) -> None:
+    """Each of 8 rollouts has 0.8 MB of durable turns; 2 MiB is the bound of a reply."""
+    async with serving(tmp_path, settings()) as peers:
+        await peers.learner()
+        first = await peers.engine("rollout-0")
+        for lease in await first.lease(8, 0, 1.0):
+            await first.push_turn(turn(lease, 0, num_tokens=100_000))
+        second = await peers.engine("rollout-1")
+        assert len(await second.lease(100, 0, 1.0)) == 8  # those of the other two groups
+        await first.close()
+    async with serving(tmp_path, settings()) as peers:  # the sizes outlive the buffer
+        learner = await peers.learner()
+        engine = await peers.engine("rollout-1", lineage=learner.epoch)
+        replies = [await engine.lease(100, 0, 1.0) for _ in range(4)]
+        assert [len([one for one in leases if one.turns]) for leases in replies] == [2, 2, 2, 2]
+
+
 async def test_roc_is_given_a_group_once_and_again_after_its_death(tmp_path: Path) -> None:
     async with serving(tmp_path, settings()) as peers:
         await peers.learner()
