@@ -58,6 +58,12 @@ def on_dial(run: RunState, dial: Dial, now: Now) -> None:
             Reason.NOT_ALLOWED,
             f"{dial.name[:40]!r} = {dial.value}: max_staleness, a whole number from 0 to {MAX_STALENESS}, is live",
         )
+    if run.settings.uncorrected and dial.value > 0:
+        raise Refusal(
+            Reason.NOT_ALLOWED,
+            f'max_staleness = {int(dial.value)} with loss.correction = "none": stale tokens would be trained as if the '
+            'present policy had sampled them; leave it at 0, or resume with loss.correction = "direct"',
+        )
     run.ledger.set_staleness(int(dial.value))
     run.put(
         put_meta("max_staleness", int(dial.value)),

@@ -68,7 +68,7 @@ def _restore(run: RunState, storage: Storage, now: Now) -> None:
     _restore_leases(run, storage, now)
     run.evaluated_start = bool(storage.index.rows("SELECT 1 FROM evaluations WHERE phase = 'start'"))
     given = run.settings.max_staleness
-    if given != meta.get("recipe_max_staleness", given):  # changed at this resume; else the dial stands
+    if given != meta.get("recipe_max_staleness", given) or run.settings.uncorrected:  # else the dial stands
         run.ledger.set_staleness(given)
         run.put(put_meta("max_staleness", given))
     if "meters" in meta:
@@ -141,7 +141,8 @@ def _restore_groups(run: RunState, storage: Storage, now: Now) -> None:
         )
     for row in storage.index.rows(
         "SELECT group_id, rollout, turns.attempt, length_bytes, num_prompt_tokens, num_output_tokens, "
-        f"num_observation_tokens, version_runs FROM groups JOIN turns USING (group_id) WHERE {_OPEN} ORDER BY group_id, rollout, turn"
+        f"num_observation_tokens, version_runs FROM groups JOIN turns USING (group_id) WHERE {_OPEN} "
+        "ORDER BY group_id, rollout, turn"
     ):
         number, rollout, attempt, num_bytes, prompt, output, observation, runs = row
         pairs = ((version, num_tokens) for _, version, num_tokens in json.loads(runs))

@@ -19,6 +19,8 @@ class BufferSettings(BaseModel):
     """learner steps that are the run's goal"""
     max_staleness: int = Field(default=1, ge=0, le=MAX_STALENESS)
     """S: no token older than so many steps is trained; 0 is synchronous"""
+    uncorrected: bool = False
+    """the loss takes stale tokens for fresh ones (`loss.correction = "none"`): max_staleness stays 0"""
     groups_per_step: int = Field(default=8, ge=1)
     """P: groups in a step"""
     group_size: int = Field(default=8, ge=1)

@@ -152,6 +152,7 @@ class Recipe(_Table):
             seed=self.run.seed,
             steps=self.run.steps,
             num_rollouts=self.num_rollouts,
+            uncorrected=self.loss.correction == "none",
             ack_timeout_s=self.weights.ack_timeout_s,
             evaluation_problems=self.problems.num_heldout,
             evaluation_at_start=self.evaluation.at_start and self.problems.num_heldout > 0,

@@ -181,6 +181,8 @@ def test_a_resume_changes_nothing_that_the_record_depends_on(override: str, word
 def test_the_buffer_is_given_the_runs_figures() -> None:
     settings = parse(LEAST, ["run.steps=7", "problems.num_heldout=0"], "r.toml").buffer_settings()
     assert (settings.steps, settings.num_rollouts, settings.evaluation_at_start) == (7, 16, False)
+    assert not settings.uncorrected
+    assert parse(LEAST, ["loss.correction=none", "staleness.max_staleness=0"], "r.toml").buffer_settings().uncorrected
 
 
 @pytest.mark.parametrize(
