@@ -81,12 +81,12 @@ def _check_decision(run: RunState, group: GroupWork, decision: Decision) -> None
 
 
 def on_take(run: RunState, step: int, now: Now) -> bytes | None:
-    """The encoded batch of a step, or None while it has to wait (after the goal: for ever)."""
+    """The encoded batch of a step, or None while it has to wait (past the goal: for ever)."""
     if step in run.batches:
         return run.batches[step]
-    if step < 0 or step >= run.settings.steps:
-        raise Refusal(Reason.NOT_ALLOWED, f"step {step} is not in 0..{run.settings.steps - 1}")
-    if step != run.ledger.next_step or run.ledger.goal or run.outlook_seen == run.outlooks:
+    if step != run.ledger.next_step or step >= run.settings.steps or run.ledger.goal:
+        return None
+    if run.outlook_seen == run.outlooks:
         return None
     try:
         tickets = run.ledger.take(step)

@@ -289,8 +289,10 @@ async def test_the_learner_answers_for_lineage_and_order(tmp_path: Path) -> None
         assert again.epoch == 2
         with pytest.raises(Fenced):
             await learner.record_publication(1, 1)
-        with pytest.raises(Refused, match="not in 0"):
-            await again.take(100, 0.0)
+        with pytest.raises(Refused, match="step -1 has no recorded batch"):
+            await again.take(-1, 0.0)
+        assert await again.take(100, 0.0) is None  # past the goal: its heartbeat tells the end
+        assert "refused/not_allowed" not in (await again.status())["buffer"]["counters"]
         await engine.loaded(Loaded(lineage=2, version=1, checksum=1, pause_s=0.0))
         assert (await again.status())["acked"] == 1
 
@@ -376,6 +378,15 @@ async def test_a_dial_is_turned_and_recorded(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="a whole number from 0 to 1000"):
             await engine.set_dial("max_staleness", 1e300)
         assert rows(tmp_path, "SELECT name, value FROM dials") == [("max_staleness", 2.0)]
+
+
+async def test_staleness_stays_0_where_the_loss_does_not_correct_for_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings(max_staleness=0, uncorrected=True)) as peers:
+        monitor = await peers.join("monitor", "monitor-0")
+        with pytest.raises(Refused, match=r'max_staleness = 2 with loss\.correction = "none"'):
+            await monitor.set_dial("max_staleness", 2)
+        await monitor.set_dial("max_staleness", 0)
+        assert rows(tmp_path, "SELECT name, value FROM dials") == [("max_staleness", 0.0)]
 
 
 async def test_an_exhausted_source_gives_a_short_batch_and_ends_the_run(tmp_path: Path) -> None:
