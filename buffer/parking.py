@@ -3,7 +3,8 @@
 Consumes    requests that the service could not answer yet
 Produces    their answers, in the order of arrival
 Waits for   nothing itself; the server calls `ask` after every change and at each deadline
-Invariant   a request sent again by its peer waits once; a life that ended meanwhile is refused as fenced
+Invariant   a request sent again by its peer waits once; a life that ended meanwhile is refused as fenced,
+            unless it ended by BYE: then nobody waits for an answer
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class Parking:
         """Every request that has its answer now, with it; they don't wait any more."""
         out = []
         for key, parked in list(self._waiting.items()):
+            if parked.request.peer.state == "gone":
+                del self._waiting[key]
+                continue
             value = self._value(parked, now, answer)
             if value is not PARKED:
                 del self._waiting[key]

@@ -31,7 +31,7 @@ class Peer:
     epoch: int
     life: str
     state: str = "alive"
-    """alive | dead | gone | failed"""
+    """alive | dead | gone (BYE) | failed | replaced (by a new life; this one is not listed any more)"""
     error: str = ""
     """why it failed, in its own words"""
     heard_s: float = 0.0

@@ -94,7 +94,7 @@ class Service:
         peer.heard_s = now.s
         if is_new:
             if before is not None:
-                before.state = "gone"
+                before.state = "replaced"
                 self._release(before)
             run.put(peer.row(now.unix_s))
             if peer.role == "rollout":

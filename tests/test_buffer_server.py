@@ -292,7 +292,6 @@ async def test_the_learner_answers_for_lineage_and_order(tmp_path: Path) -> None
         with pytest.raises(Refused, match="step -1 has no recorded batch"):
             await again.take(-1, 0.0)
         assert await again.take(100, 0.0) is None  # past the goal: its heartbeat tells the end
-        assert "refused/not_allowed" not in (await again.status())["buffer"]["counters"]
         await engine.loaded(Loaded(lineage=2, version=1, checksum=1, pause_s=0.0))
         assert (await again.status())["acked"] == 1
 
@@ -445,6 +444,18 @@ async def test_snapshots_are_written_once_a_second(tmp_path: Path) -> None:
         assert line["counters"] == {"turns": 3}
         assert line["gauges"] == {"x": None}
         assert json.loads((tmp_path / "metrics" / "buffer-0.jsonl").read_text().splitlines()[-1])["unix_s"] > 0
+
+
+async def test_what_a_peer_left_waiting_at_its_bye_is_no_refusal(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings()) as peers:
+        leaver, monitor = await peers.join("filter", "filter-0"), await peers.join("monitor", "monitor-0")
+        waiting = asyncio.create_task(leaver.next_group(20.0))
+        await leaver.heartbeat({})  # sent after it
+        await leaver.close()
+        waiting.cancel()
+        counters = (await monitor.status())["buffer"]["counters"]
+        assert counters["peers_gone/filter"] == 1
+        assert not [name for name in counters if name.startswith("refused/") or name == "replies_lost"]
 
 
 async def test_a_client_names_the_peer_that_does_not_answer() -> None:
