@@ -37,7 +37,6 @@ ALL_WRONG: Final = "all_wrong"
 """every reward is 0"""
 TOO_FEW: Final = "too_few"
 """what is left of the group can't hold a right and a wrong rollout"""
-DROP_REASONS: Final = (ALL_RIGHT, ALL_WRONG, TOO_FEW)
 
 NO_CALL_P_ERR: Final = 0.5
 """p_err of a rollout that never called the tool: between flawless and all calls failed"""

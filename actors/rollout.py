@@ -178,7 +178,7 @@ class RolloutActor:
             return await self._buffer.lease(room, version, LEASE_WAIT_S)
         except Fenced:
             raise
-        except Refused as refusal:  # the version is loaded and not acknowledged yet, or the buffer is closing
+        except Refused as refusal:  # the version is loaded and not acknowledged yet
             self._meters.count(f"leases_refused/{refusal.reason}")
             await asyncio.sleep(RETRY_S)
             return []

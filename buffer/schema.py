@@ -75,7 +75,7 @@ class Turn:
     status: str = ""
     """typed status of the call (sandbox.api.Status); "" without a call"""
     observation: str = ""
-    """text of the observation, as the model saw it"""
+    """text of the observation, for people: its middle is left out when it is long. What the model saw are the tokens"""
     generate_s: float = 0.0
     tool_queue_s: float = 0.0
     tool_run_s: float = 0.0

@@ -57,7 +57,6 @@ class Reason(StrEnum):
     UNKNOWN_KEY = "unknown_key"
     OUT_OF_ORDER = "out_of_order"
     NOT_ALLOWED = "not_allowed"
-    CLOSING = "closing"
 
 
 class Refusal(Exception):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.roc import DROP_REASONS, RocSettings, num_wrong_kept, penalties, select
+from actors.roc import ALL_RIGHT, ALL_WRONG, TOO_FEW, RocSettings, num_wrong_kept, penalties, select
 from buffer.schema import GroupHeaders
 from tests.roc_groups import FAILED, INFRA, PAPER, finish, headers, split
 
@@ -113,7 +113,7 @@ def test_any_group_is_decided_soundly(group: GroupHeaders, mode: str, min_per_si
     roc = RocSettings(mode=mode, min_per_side=min_per_side)  # type: ignore[arg-type]
     decision = select(group, roc, seed)
     reward = {one.rollout: one.reward for one in group.rollouts}
-    assert decision.drop_reason in ("", *DROP_REASONS)
+    assert decision.drop_reason in ("", ALL_RIGHT, ALL_WRONG, TOO_FEW)
     assert bool(decision.keep) != bool(decision.drop_reason)
     assert len(decision.p_err) == len(decision.p_format) == len(group.rollouts)
     assert all(0 <= share <= 1 for share in decision.p_err + decision.p_format)
