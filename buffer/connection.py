@@ -3,8 +3,9 @@
 Consumes    pending requests
 Produces    (ack | nack, reply frames) for each
 Waits for   replies; after a reconnection everything unanswered is sent again at once; where no reply comes for
-            `RESEND_S`, the address is resolved again as well
-Invariant   unanswered requests are sent again in the order they were made
+            `RESEND_S`, the address is resolved again; a request is sent again on the same connection after silences
+            that double, since a buffer that is slow would only get slower
+Invariant   requests that are sent again together go in the order they were made
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from buffer.codec import decode
+from buffer.codec import decode, encode
 from buffer.doors import Keys, present
 from buffer.wire import NACK, Reason, Refusal, read_head
 
 RESOLVE_TIMEOUT_S = 10.0
 _ORDERED = ("turn", "finish")
 RESEND_S = 2.0
-"""silence on a request (a long poll: beyond its own wait) after which everything unanswered is sent again"""
+"""silence on a request (a long poll: beyond its own wait) after which it is sent again for the first time"""
+MAX_RESEND_S = 32.0
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Pending:
     frames: list[bytes]
     wait_s: float
     sent_s: float = 0.0
+    resend_s: float = field(default_factory=lambda: RESEND_S)
+    """silence after which it is sent again"""
     reply: asyncio.Future[tuple[str, list[bytes]]] = field(default_factory=lambda: asyncio.Future())
 
 
@@ -115,8 +119,17 @@ class Connection:
             await self._socket.send_multipart(pending.frames)
 
     async def _send_all(self) -> None:
+        """On a new connection: what is unanswered can't have arrived there."""
         for pending in sorted(self._pending.values(), key=lambda one: one.seq):
             if not pending.reply.done():
+                pending.resend_s = RESEND_S
+                await self._send(pending)
+
+    async def _send_silent(self, now_s: float) -> None:
+        """What has gone unanswered for its time; next time it will be given twice that."""
+        for pending in sorted(self._pending.values(), key=lambda one: one.seq):
+            if not pending.reply.done() and _silent_s(pending, now_s) > pending.resend_s:
+                pending.resend_s = min(2 * pending.resend_s, MAX_RESEND_S)
                 await self._send(pending)
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
@@ -124,8 +137,9 @@ class Connection:
             frames = await socket.recv_multipart()
             try:
                 head = read_head(frames[0])
-            except Refusal:
-                continue  # not from a buffer of this release; the request times out and says where it was sent
+            except Refusal as refusal:
+                self._refuse_all(refusal)
+                continue
             pending = self._pending.get(head.seq)
             if pending is not None and not pending.reply.done() and not self._overtook(pending, head.kind, frames):
                 pending.reply.set_result((head.kind, frames[1:]))
@@ -133,6 +147,13 @@ class Connection:
                 known, self._buffer_life = self._buffer_life, head.epoch
                 if known:  # the buffer was restarted: it has forgotten what waits
                     await self._send_all()
+
+    def _refuse_all(self, refusal: Refusal) -> None:
+        """Who answers is no buffer of this release: nothing that was asked will ever be answered there."""
+        body, _ = encode(tuple[str, str], (str(refusal.reason), f"{self.endpoint} answers: {refusal.message}"))
+        for pending in self._pending.values():
+            if not pending.reply.done():
+                pending.reply.set_result((NACK, [body]))
 
     async def _reconnected(self, monitor: zmq.asyncio.Socket) -> None:
         """What went into a connection that broke is lost: send it again on the next one."""
@@ -153,14 +174,14 @@ class Connection:
         while True:
             await asyncio.sleep(RESEND_S / 4)
             now_s = time.monotonic()
-            silent = [p for p in self._pending.values() if now_s - p.sent_s > RESEND_S + p.wait_s]
-            if not silent:
+            if not any(_silent_s(p, now_s) > RESEND_S for p in self._pending.values()):
                 continue
             known = self.endpoint
             endpoint = await self._where()
             if endpoint is None or endpoint == known:
                 self.endpoint = known
-                await self._send_all()
+                await self._send_silent(time.monotonic())
+                await asyncio.sleep(RESEND_S * 3 / 4)  # to look is a request to somebody, too
             else:
                 asyncio.get_running_loop().call_soon(self._reopen)
                 return
@@ -184,3 +205,8 @@ class Connection:
         self._drop_socket()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._context.term()
+
+
+def _silent_s(pending: Pending, now_s: float) -> float:
+    """How long its answer is overdue."""
+    return now_s - pending.sent_s - pending.wait_s
