@@ -4,11 +4,13 @@ Consumes    what the engine writes into a directory, facts about the run
 Produces    checkpoints/step_N with a COMPLETE mark: run, step, ranks, totals, and size and CRC-32 of every file
 Waits for   the disk; ranks share one file system
 Invariant   a directory named step_N holds everything, synced, before it gets that name; COMPLETE is its last file;
-            step_N means version N: the weights after N steps; the newest `keep` are never deleted
+            step_N means version N: the weights after N steps; the newest `keep` are never deleted. One that was found
+            damaged has no COMPLETE mark any more, so that it is not among them
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,12 +22,18 @@ from typing import Any
 
 CHECKPOINT_SCHEMA = 1
 MARK = "COMPLETE"
+DAMAGED = "DAMAGED"
+"""what the mark is called once the checkpoint was found damaged"""
 PARTIAL = ".partial"
 _READ_BYTES = 16 * 2**20
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message names it, what is wrong, and what to do."""
+
+
+class DamagedError(CheckpointError):
+    """Its files are not those that were written: it is passed over for the one before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +123,8 @@ def read_mark(directory: Path) -> tuple[CheckpointInfo, FileSums]:
     """What the COMPLETE mark of a checkpoint says.
 
     Raises:
-        CheckpointError: there is none, or it is not one of this schema.
+        DamagedError: there is none that can be read.
+        CheckpointError: it is one of another schema.
     """
     try:
         mark: dict[str, Any] = json.loads((directory / MARK).read_text(encoding="utf-8"))
@@ -126,21 +135,28 @@ def read_mark(directory: Path) -> tuple[CheckpointInfo, FileSums]:
         sums = {name: (int(size), int(crc)) for name, (size, crc) in mark["files"].items()}
         return CheckpointInfo(**info, totals=Totals(**totals)), sums
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{directory / MARK} cannot be read ({error}): use another checkpoint") from error
+        raise DamagedError(f"{directory / MARK} cannot be read ({error}): use another checkpoint") from error
 
 
 def verify(directory: Path, announced: FileSums, found: FileSums) -> None:
     """Compare the files of a checkpoint with its mark.
 
     Raises:
-        CheckpointError: naming the first file that is missing, unannounced or different.
+        DamagedError: naming the first file that is missing, unannounced or different.
     """
     for name in sorted(announced.keys() | found.keys()):
         if announced.get(name) != found.get(name):
-            raise CheckpointError(
+            raise DamagedError(
                 f"{directory / name}: (bytes, CRC-32) = {found.get(name, 'no such file')}, the {MARK} mark says "
                 f"{announced.get(name, 'no such file')}: the checkpoint is damaged"
             )
+
+
+def disown(directory: Path) -> None:
+    """Take the mark of a damaged checkpoint away; its files stay until the next `prune`."""
+    with contextlib.suppress(FileNotFoundError):  # the mark itself was what is missing
+        (directory / MARK).rename(directory / DAMAGED)
+        _sync_directory(directory)
 
 
 def require_same_shape(directory: Path, info: CheckpointInfo, *, run: str, ranks: int, zero_stage: int) -> None:

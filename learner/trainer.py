@@ -21,7 +21,7 @@ import torch
 from buffer.schema import Batch, RolloutKey, Trajectory
 from learner import checkpoint
 from learner.batch import StepPlan, batch_advantages, build_micro_batches, check_share, plan_step, token_ages
-from learner.checkpoint import CheckpointError, CheckpointInfo, Totals
+from learner.checkpoint import CheckpointInfo, DamagedError, Totals
 from learner.device import DeviceChoices, device_choices, device_kind
 from learner.engine import TrainEngine, learning_rate
 from learner.export import export_model
@@ -75,6 +75,8 @@ class Trainer:
         self._ranks = Ranks(rank=rank, world=world, backend=device.backend, timeout_s=settings.rank_timeout_s)
         self._engine = _engine(spec, self._ranks, device)
         self.totals = Totals()
+        self.damaged: list[str] = []
+        """what is wrong with each checkpoint that `restore` passed over"""
 
     @property
     def version(self) -> int:
@@ -89,16 +91,17 @@ class Trainer:
         """Load the newest checkpoint that verifies; returns its step, 0 when there is none.
 
         Raises:
-            CheckpointError: it was written by other ranks or another run: that is a setting to change, not damage.
+            CheckpointError: it was written by another release, other ranks or another run: that is something to change,
+            not damage.
         """
         spec = self._spec
-        damaged: list[str] = []
         for step in reversed(self._ranks.tell(checkpoint.complete_steps(self._checkpoints))):
             directory = checkpoint.step_directory(self._checkpoints, step)
             try:
                 info = self._verify(directory)
-            except CheckpointError as error:
-                damaged.append(str(error))
+            except DamagedError as error:
+                self.damaged.append(str(error))
+                self._disown(directory)
                 continue
             checkpoint.require_same_shape(
                 directory, info, run=spec.run, ranks=spec.learner.ranks, zero_stage=spec.learner.zero_stage
@@ -106,9 +109,21 @@ class Trainer:
             self._engine.load(directory)
             self.totals = info.totals
             break
-        for message in damaged:
+        for message in self.damaged:
             print(f"learner: passed over: {message}", flush=True)
+        if self.damaged and self.version == 0:
+            print(
+                f"learner: no checkpoint is left, {len(self.damaged)} are damaged: starting again from version 0, the "
+                "model itself; every step is recomputed with its recorded batch",
+                flush=True,
+            )
         return self.version
+
+    def _disown(self, directory: Path) -> None:
+        """Not before every rank has read the mark."""
+        self._ranks.barrier()
+        if self._ranks.rank == 0:
+            checkpoint.disown(directory)
 
     def _verify(self, directory: Path) -> CheckpointInfo:
         """Ranks read a part each; all of them come to the same verdict."""

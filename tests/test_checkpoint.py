@@ -9,6 +9,7 @@ from learner.checkpoint import (
     Totals,
     begin,
     complete_steps,
+    disown,
     file_sums,
     finish,
     prune,
@@ -65,6 +66,17 @@ def test_an_attempt_that_died_is_no_checkpoint_and_is_cleared_away(tmp_path):
     assert list(begin(tmp_path, 4).iterdir()) == []
     assert prune(tmp_path, 2) == [2]
     assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
+
+
+def test_a_damaged_one_is_not_among_the_newest_that_are_kept(tmp_path):
+    for step in (5, 10):
+        write(tmp_path, step)
+    disown(step_directory(tmp_path, 10))
+    disown(step_directory(tmp_path, 10))
+    assert complete_steps(tmp_path) == [5]
+    write(tmp_path, 6)
+    assert prune(tmp_path, 2) == [5, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_5", "step_6"]
 
 
 def test_the_newest_two_are_kept_in_the_order_of_numbers(tmp_path):

@@ -84,6 +84,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(model_dir, tmp_p
     restored = trainer(model_dir, tmp_path)
     assert restored.restore() == 2
     assert "step_3" in capsys.readouterr().out
+    assert complete_steps(tmp_path / "checkpoints") == [2], "it must not displace the good one"
     assert packed_bytes(restored) == states[2]
     step(restored, 2)
     assert packed_bytes(restored) == states[3], "the step computed again gives the same weights"
@@ -91,6 +92,16 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(model_dir, tmp_p
     restored.save()
     assert complete_steps(tmp_path / "checkpoints") == [2, 3]
     assert trainer(model_dir, tmp_path).restore() == 3
+
+
+def test_when_all_are_damaged_it_starts_from_the_model_and_says_so(model_dir, tmp_path, capsys):
+    learner = trainer(model_dir, tmp_path)
+    step(learner)
+    learner.save()
+    (step_directory(tmp_path / "checkpoints", 1) / "engine" / "mp_rank_00_model_states.pt").unlink()
+    again = trainer(model_dir, tmp_path)
+    assert again.restore() == 0
+    assert "1 are damaged: starting again from version 0" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_shape_or_run_is_an_error_not_damage(model_dir, tmp_path):
