@@ -145,9 +145,9 @@ class BufferClient:
             out += await self._ask("fetch", tuple(keys[len(out) : len(out) + FETCH_KEYS]))
         return out
 
-    async def record_publication(self, lineage: int, version: int) -> None:
-        """Before the first byte of the version is sent."""
-        await self._ask("publication", Publication(lineage=lineage, version=version))
+    async def record_publication(self, lineage: int, version: int, checksum: int | None = None) -> None:
+        """Before the first byte of the version is sent; engines must acknowledge its `checksum`."""
+        await self._ask("publication", Publication(lineage=lineage, version=version, checksum=checksum))
 
     async def record_checkpoint(self, step: int, kept: Sequence[int] = ()) -> None:
         """Checkpoint of version `step` is complete; `kept` are all on disk now (default: this and the one before)."""

@@ -178,6 +178,13 @@ def on_loaded(run: RunState, peer: Peer, loaded: Loaded, now: Now) -> None:
             f"{peer.name}: version {loaded.lineage}.{loaded.version} is not on record as published, "
             f"{run.published[0]}.{run.published[1]} is the newest",
         )
+    published = run.checksums.get((loaded.lineage, loaded.version), loaded.checksum)
+    if loaded.checksum != published:
+        raise Refusal(
+            Reason.WRONG_WEIGHTS,
+            f"{peer.name}: version {loaded.lineage}.{loaded.version} was loaded with checksum {loaded.checksum}, and "
+            f"published with {published}: end this engine, its next life fetches the weights again",
+        )
     try:
         released = run.ledger.acknowledge(peer.name, peer.epoch, loaded.version)
     except FencedError as error:

@@ -19,10 +19,16 @@ _NUM_CHECKPOINTS = 2
 
 def on_publication(run: RunState, peer: Peer, record: Publication, now: Now) -> None:
     """A version is going to be sent: from now on it counts as published."""
-    lineage, version = record.lineage, record.version
+    lineage, version, checksum = record.lineage, record.version, record.checksum
     if peer.role != "learner" or lineage != peer.epoch:
         raise Refusal(Reason.NOT_ALLOWED, f"{peer.name}, epoch {peer.epoch}: lineage {lineage} is not its own")
     if (lineage, version) == run.published:
+        if run.checksums.get(run.published) != checksum:
+            raise Refusal(
+                Reason.WRONG_WEIGHTS,
+                f"version {lineage}.{version} is on record with checksum {run.checksums.get(run.published)}, now it "
+                f"has {checksum}: one version has one set of weights",
+            )
         return
     if lineage < run.published[0] or version < run.published[1] or version > run.ledger.next_step:
         raise Refusal(
@@ -33,6 +39,9 @@ def on_publication(run: RunState, peer: Peer, record: Publication, now: Now) -> 
     run.published = (lineage, version)
     run.deadlines.published(version)
     run.put(("INSERT OR IGNORE INTO publications VALUES (?, ?, ?)", (lineage, version, now.unix_s)))
+    if checksum is not None:
+        run.checksums[run.published] = checksum
+        run.put(("INSERT OR IGNORE INTO checksums VALUES (?, ?, ?)", (lineage, version, checksum)))
 
 
 def on_checkpoint(run: RunState, record: Checkpoint, now: Now) -> None:

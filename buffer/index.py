@@ -140,6 +140,11 @@ CREATE TABLE IF NOT EXISTS publications (
   lineage INTEGER NOT NULL, version INTEGER NOT NULL, unix_s REAL NOT NULL, PRIMARY KEY (lineage, version)
 ) WITHOUT ROWID;
 
+-- what an acknowledgement of a publication must say (schema.WeightsManifest.checksum)
+CREATE TABLE IF NOT EXISTS checksums (
+  lineage INTEGER NOT NULL, version INTEGER NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (lineage, version)
+) WITHOUT ROWID;
+
 -- version = number of steps trained into it. kept = 0: deleted by the learner, batches before it may go
 CREATE TABLE IF NOT EXISTS checkpoints (version INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kept INTEGER NOT NULL);
 

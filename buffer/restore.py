@@ -86,6 +86,8 @@ def _restore_learner(run: RunState, storage: Storage) -> None:
     if newest:
         run.published = newest[0]
         run.deadlines.published(run.published[1])
+    for lineage, version, checksum in storage.index.rows("SELECT lineage, version, checksum FROM checksums"):
+        run.checksums[lineage, version] = checksum
     run.checkpoints = [
         row[0] for row in storage.index.rows("SELECT version FROM checkpoints WHERE kept ORDER BY version")
     ]

@@ -69,6 +69,8 @@ class RunState:
         """the evaluation at the start was begun"""
         self.published = (-1, -1)
         """lineage and version of the newest publication on record"""
+        self.checksums: dict[tuple[int, int], int] = {}
+        """(lineage, version) -> what an acknowledgement of it must say"""
         self.outcomes: deque[str] = deque(maxlen=ALL_RIGHT_STEPS * settings.groups_per_step)
         """of the groups that RoC decided last: kept, or why dropped"""
         self.checkpoints: list[int] = []

@@ -57,6 +57,8 @@ class Reason(StrEnum):
     UNKNOWN_KEY = "unknown_key"
     OUT_OF_ORDER = "out_of_order"
     NOT_ALLOWED = "not_allowed"
+    WRONG_WEIGHTS = "wrong_weights"
+    """what an engine has loaded is not what the learner published"""
 
 
 class Refusal(Exception):
@@ -100,6 +102,8 @@ class Publication:
 
     lineage: int
     version: int
+    checksum: int | None
+    """of its manifest: acknowledgements must say the same; None: they are not compared"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

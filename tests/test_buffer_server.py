@@ -296,6 +296,23 @@ async def test_the_learner_answers_for_lineage_and_order(tmp_path: Path) -> None
         assert (await again.status())["acked"] == 1
 
 
+async def test_only_the_weights_that_were_published_are_acknowledged(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings()) as peers:
+        learner = await peers.join("learner", "learner-0")
+        await learner.record_publication(1, 0, 17)
+        await learner.record_publication(1, 0, 17)  # sent again
+        with pytest.raises(Refused, match=r"wrong_weights: version 1\.0 is on record with checksum 17, now it has 18"):
+            await learner.record_publication(1, 0, 18)
+    async with serving(tmp_path, settings()) as peers:  # the checksum outlives the buffer
+        engine = await peers.join("rollout", "rollout-0")
+        with pytest.raises(Refused, match=r"wrong_weights: rollout-0: version 1\.0 .* checksum 1, .* with 17"):
+            await engine.loaded(Loaded(lineage=1, version=0, checksum=1, pause_s=0.0))
+        with pytest.raises(Refused, match="acknowledge first"):
+            await engine.lease(1, 0, 0.0)
+        await engine.loaded(Loaded(lineage=1, version=0, checksum=17, pause_s=0.0))
+        assert len(await engine.lease(1, 0, 1.0)) == 1
+
+
 async def test_evaluation_training_last_version_evaluation_done(tmp_path: Path) -> None:
     chosen = settings(steps=1, groups_per_step=1, max_staleness=0, evaluation_problems=3)
     async with serving(tmp_path, chosen, heldout=[problem(1000 + i) for i in range(5)]) as peers:
