@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -94,6 +94,7 @@ def test_a_template_that_cannot_serve_is_refused(template: str | None, settings:
         Chat(with_template(template), settings)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(text=st.text(max_size=80))
 def test_no_text_from_outside_becomes_a_special_token(text: str) -> None:
     found, special = chat(), set(tokenizer().all_special_ids)
@@ -104,6 +105,7 @@ def test_no_text_from_outside_becomes_a_special_token(text: str) -> None:
         assert [i for i in observation if i in special] == [i for i in found.observation_ids("") if i in special]
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(text=st.text(min_size=1, max_size=200), limit=st.integers(16, 60))
 def test_an_observation_is_cut_in_the_middle_to_the_limit(text: str, limit: int) -> None:
     found = chat(max_observation_tokens=limit)
@@ -124,6 +126,7 @@ def test_a_lone_surrogate_in_an_observation_is_replaced() -> None:
     assert chat().observation_ids("a\ud800b") == chat().observation_ids("a?b")
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(ids=st.lists(st.integers(0, 399), max_size=60))
 def test_any_tokens_can_be_parsed(ids: list[int]) -> None:
     parsed = chat().parse([i % len(tokenizer()) for i in ids])
@@ -194,6 +197,7 @@ def test_a_malformed_call_is_typed_and_told(text: str, reason: MalformedReason) 
     assert len(call.text) < 200
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(code=st.text(max_size=50), given_input=st.text(max_size=20))
 def test_any_program_survives_the_round_trip(code: str, given_input: str) -> None:
     call = parse_call(call_text({"code": code, "input": given_input}), TOOL)
@@ -203,6 +207,7 @@ def test_any_program_survives_the_round_trip(code: str, given_input: str) -> Non
     assert call == ToolCall(code=code, input=given_input)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(text=st.text(alphabet='<>/tool_ca{}"[]:,ncde ', max_size=60))
 def test_any_text_gives_a_call_or_a_reason_or_nothing(text: str) -> None:
     for turn in (text, f"<tool_call>{text}</tool_call>"):

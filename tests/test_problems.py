@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -35,6 +35,7 @@ def of_file(path: Path, **changes: Any) -> ProblemSettings:
     return ProblemSettings(**{"source": "jsonl", "path": str(path), "num_heldout": 2, **changes})
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(index=st.integers(0, 2**40))
 def test_a_position_gives_the_same_problem_in_any_process_and_order(index: int) -> None:
     assert STREAM.at(index) == ProblemStream(PROCEDURAL, seed=1).at(index)
@@ -89,6 +90,7 @@ def test_a_wrong_family_is_named(family: FamilySettings, message: str) -> None:
         ProblemStream(ProblemSettings(families=(family,), num_heldout=1), seed=1)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(count=st.integers(3, 40), epochs=st.integers(1, 4), seed=st.integers(0, 9))
 def test_a_finite_source_gives_each_problem_once_per_epoch_then_ends(
     tmp_path_factory: pytest.TempPathFactory, count: int, epochs: int, seed: int
