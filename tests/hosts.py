@@ -34,7 +34,7 @@ class Host:
 
     def command(self, *arguments: str) -> list[str]:
         """The arguments as a command that runs on this host."""
-        return ["ip", "netns", "exec", self.namespace, *arguments]
+        return ["nsenter", f"--net=/run/netns/{self.namespace}", *arguments]
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
