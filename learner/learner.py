@@ -37,7 +37,7 @@ TAKE_WAIT_S = 2.0
 
 FAREWELL_S = 2.0
 
-Phase = Literal["restored", "taken", "trained", "checkpointed", "recorded", "published"]
+Phase = Literal["restored", "taken", "trained", "checkpointed", "packed", "recorded", "published"]
 Ended = Literal["done", "interrupted"]
 _T = TypeVar("_T")
 
@@ -239,6 +239,7 @@ class Learner:
         version = self._trainer.version
         started_s = time.monotonic()
         packed = await self._order(Command(kind="pack", lineage=lineage))
+        self._on_phase("packed", version)
         await self._client.record_publication(lineage, version)
         self._on_phase("recorded", version)
         self._server.publish(packed)

@@ -1,21 +1,27 @@
 """A learner rank in a process of its own, for tests: python -m tests.learner_process ENDPOINT MODEL DIRECTORY RANK ...
 
+Without arguments: `bear`, many lives one after the other.
+
 Imports no more than the learner does, so that it starts fast. Prints where it serves weights.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from learner.learner import Learner
 from learner.settings import LearnerSettings, LossSettings, PublishSettings
 from learner.trainer import TrainerSpec
+from tests.learner_batches import make_model
 
 RUN = "learner-test"
 
@@ -33,9 +39,8 @@ def spec(model_dir: Path, directory: Path, **settings) -> TrainerSpec:
     )
 
 
-def main() -> None:
-    """Ends with status 0 when the run is done, 1 by an error, or by SIGKILL at the phase given last."""
-    endpoint, model_dir, directory, rank, world_size, port, kill = sys.argv[1:]
+def live(endpoint: str, model_dir: str, directory: str, rank: str, world_size: str, port: str, kill: str) -> NoReturn:
+    """Ends with status 0 when the run is done, 1 by an error, or by SIGKILL at the phase `kill`, e.g. "trained:3"."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
 
@@ -67,5 +72,24 @@ def main() -> None:
     os._exit(0)
 
 
+def bear() -> None:
+    """One life per line of standard input, which holds `live`'s arguments; imports are done once for all of them.
+
+    Prints "born PID", what the life prints, and "dead STATUS", negative for a signal.
+    """
+    import deepspeed
+
+    assert deepspeed
+    with tempfile.TemporaryDirectory() as scratch:
+        make_model(Path(scratch), hidden_size=16)  # most of transformers is imported when it is first needed
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            print("born", os.getpid(), flush=True)
+            live(*json.loads(line))
+        _, status = os.waitpid(pid, 0)
+        print("dead", os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    main()
+    live(*sys.argv[1:]) if sys.argv[1:] else bear()

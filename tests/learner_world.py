@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,8 @@ class World:
         self.manifest: WeightsManifest
         self.bytes = b""
         """of the newest version"""
+        self.on_phase: Callable[[str, int], None] = lambda phase, version: None
+        """called when the engine has "received" a version, and when it has "acknowledged" it"""
 
     async def __aenter__(self) -> World:
         self.endpoint = await self._server.start()
@@ -100,8 +103,10 @@ class World:
                 self.bytes = os.pread(staged.descriptor, sum(manifest.bucket_bytes), 0)
             self.manifest = manifest
             version = {"lineage": manifest.lineage, "version": manifest.version}
+            self.on_phase("received", manifest.version)
             await client.loaded(Loaded(**version, checksum=manifest.checksum, pause_s=0.0))
             self.loaded.append((manifest.lineage, manifest.version))
+            self.on_phase("acknowledged", manifest.version)
             self._taken.set()
 
     async def _roll(self, client: BufferClient) -> None:
@@ -176,7 +181,7 @@ def _rollout(lease: Lease, lineage: int, version: int) -> tuple[Turn, Finish]:
         **key,
         reward=float(lease.rollout % 2),
         verdict="right" if lease.rollout % 2 else "wrong",
-        answer="1",
+        answer="1" if lease.rollout % 2 else "0",
         well_formed=True,
         num_answers=1,
         num_turns=1,

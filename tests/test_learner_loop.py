@@ -73,9 +73,10 @@ async def test_a_run_from_the_first_version_to_the_export(model_dir, tmp_path):
         await monitor.close()
     assert [phase for phase in phases if phase[0] == "published"] == [("published", step) for step in range(6)]
     step_2 = phases.index(("taken", 2))
-    assert phases[step_2 : step_2 + 5] == [
+    assert phases[step_2 : step_2 + 6] == [
         ("taken", 2),
         ("trained", 2),
+        ("packed", 3),
         ("recorded", 3),
         ("published", 3),
         ("taken", 3),
