@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -82,7 +82,6 @@ class Learner:
         self._log = StepLog(self._meters, spec.directory / "metrics" / "steps.jsonl" if rank == 0 else None)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner-engine")
         self._stop = asyncio.Event()
-        self._beat = asyncio.Event()
         self._state = "running"
         self._saved = -1
         self._trainer: Trainer
@@ -101,7 +100,8 @@ class Learner:
 
         Raises:
             Fenced: another life of the learner has taken over.
-            StalenessError, BatchError, NonFiniteGradient, CheckpointError: training must not go on.
+            StalenessError, BatchError, NonFiniteGradient, CheckpointError: training must not go on; the last also when
+            the batches after the newest checkpoint that is whole are gone.
         """
         welcome = await self._client.connect()
         life = asyncio.create_task(self._live(welcome), name="learner-life")
@@ -138,7 +138,6 @@ class Learner:
         """Heartbeats with metrics; raises what should end this life."""
         while True:
             self._state = await self._client.heartbeat(self._meters.snapshot(time.monotonic()))
-            self._beat.set()
             if self._server is not None:
                 for key, value in self._server.counts.items():
                     self._meters.gauge(f"weights_{key}", value)
@@ -196,23 +195,26 @@ class Learner:
         while self._trainer.version < target and not self._stop.is_set():
             step = self._trainer.version
             self._enter("down", f"recomputing step {step} of {target}")
-            batch = await self._client.take(step, TAKE_WAIT_S)
+            with self._on_record(step):
+                batch = await self._client.take(step, TAKE_WAIT_S)
             if batch is None:
                 await self._order(Command(kind="idle"))
                 continue
             await self._train(batch, recomputed=True)
 
-    async def _take(self, step: int) -> Batch | None:
-        self._enter("starved", f"the batch of step {step} from the buffer")
+    @contextlib.contextmanager
+    def _on_record(self, step: int) -> Iterator[None]:
+        """Say what it means when a recorded batch or its payload is gone."""
         try:
-            batch = await self._client.take(step, TAKE_WAIT_S)
+            yield
         except Refused as refused:
-            if refused.reason != Reason.NOT_ALLOWED:
+            if refused.reason != Reason.UNKNOWN_KEY:
                 raise
-            self._enter("starved", "the run's end: the last step is trained")
-            self._beat.clear()
-            await self._beat.wait()
-            batch = None
+            raise self._trainer.lost(step, refused.message) from refused
+
+    async def _take(self, step: int) -> Batch | None:
+        self._enter("starved", f"the batch of step {step}, or the run's end, from the buffer")
+        batch = await self._client.take(step, TAKE_WAIT_S)
         if batch is not None:
             self._on_phase("taken", step)
         return batch
@@ -240,7 +242,7 @@ class Learner:
         started_s = time.monotonic()
         packed = await self._order(Command(kind="pack", lineage=lineage))
         self._on_phase("packed", version)
-        await self._client.record_publication(lineage, version)
+        await self._client.record_publication(lineage, version, packed.manifest.checksum)
         self._on_phase("recorded", version)
         self._server.publish(packed)
         self._on_phase("published", version)
@@ -277,7 +279,8 @@ class Learner:
         self._enter("starved", f"trajectories of step {batch.step} from the buffer")
         started_s = time.monotonic()
         share = self._trainer.share(batch)
-        trajectories = await self._client.fetch(share) if share else []
+        with self._on_record(batch.step):
+            trajectories = await self._client.fetch(share) if share else []
         self._meters.observe("fetch_s", time.monotonic() - started_s)
         return trajectories
 

@@ -21,7 +21,7 @@ import torch
 from buffer.schema import Batch, RolloutKey, Trajectory
 from learner import checkpoint
 from learner.batch import StepPlan, batch_advantages, build_micro_batches, check_share, plan_step, token_ages
-from learner.checkpoint import CheckpointInfo, DamagedError, Totals
+from learner.checkpoint import CheckpointError, CheckpointInfo, DamagedError, Totals
 from learner.device import DeviceChoices, device_choices, device_kind
 from learner.engine import TrainEngine, learning_rate
 from learner.export import export_model
@@ -118,6 +118,15 @@ class Trainer:
                 flush=True,
             )
         return self.version
+
+    def lost(self, step: int, why: str) -> CheckpointError:
+        """The recorded batch of `step` is gone, so that the version that was restored leads nowhere."""
+        passed = "; ".join(self.damaged) or "none"
+        return CheckpointError(
+            f"step {step} can't be computed again from version {self.version}: {why}. Checkpoints passed over as "
+            f"damaged: {passed}. Put a whole checkpoint of a later version into {self._checkpoints} from a copy, or "
+            "start a new run from an exported model"
+        )
 
     def _disown(self, directory: Path) -> None:
         """Not before every rank has read the mark."""

@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -94,6 +95,11 @@ async def test_a_run_from_the_first_version_to_the_export(model_dir, tmp_path):
     assert sum(totals.ages.values()) == totals.loss_tokens == sum(line["loss_tokens"] for line in lines)
     assert_published_equals_exported(world, exported(tmp_path))
     assert status["state"] == "done"
+    assert "refused/not_allowed" not in status["buffer"]["counters"], "the end is no refusal"
+    with contextlib.closing(sqlite3.connect(tmp_path / "buffer" / "index.sqlite")) as db:
+        checksums = db.execute("SELECT version, checksum FROM checksums ORDER BY version").fetchall()
+    assert [version for version, _ in checksums] == list(range(6))
+    assert checksums[-1][1] == world.manifest.checksum
 
 
 def assert_published_equals_exported(world: World, export: dict[str, torch.Tensor]) -> None:
@@ -225,7 +231,7 @@ async def test_two_ranks_train_a_run_and_a_dead_rank_ends_the_other(model_dir, t
                 if kills:
                     assert status_one == -signal.SIGKILL
                     assert status_zero == 1, "the other rank ends with an error, so that all are restarted"
-                    assert time.monotonic() - died_s < 15
+                    assert time.monotonic() - died_s < 60, "well before a collective times out"
                 else:
                     assert (status_zero, status_one) == (0, 0)
     lines = {line["step"]: line for line in step_lines(tmp_path)}
