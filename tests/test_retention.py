@@ -46,7 +46,8 @@ async def test_a_checkpoint_during_the_last_evaluation_leaves_its_durable_turns(
         await engine.close()
         again: list[Lease] = []
         while len(again) < 8:  # a reply holds a few: their turns come with them
-            assert (more := await second.lease(100, 2, 60.0))
+            more = await second.lease(100, 2, 60.0)
+            assert more
             again += more
         assert [len(lease.turns) for lease in again] == [1] * 8
 
