@@ -105,6 +105,11 @@ class Crew:
             await asyncio.sleep(0.1)
         return False
 
+    async def well(self, name: str) -> bool:
+        """Whether the body came to its end by itself."""
+        poll = await self._poll(self._handles[name])
+        return poll is not None and poll["state"] == "ended"
+
     async def figures(self) -> dict[str, Any]:
         """What the buffer's index says."""
         call = self._handles["buffer-0"].figures.remote()

@@ -40,6 +40,8 @@ from launch.view import snapshots
 
 TICK_S = 0.5
 FAILED_DRAIN_S = 3.0
+EXPORT_PATIENCE_S = 3600.0
+"""For the last checkpoint and the export of a run that reached its goal: a large model takes many minutes."""
 CLIENT_ERRORS = (PeerSilent, Refused)
 
 
@@ -128,7 +130,7 @@ class _Driver:
             with self._progress:
                 outcome = await self._start_and_watch()
                 self._progress.say(f"{outcome.name.lower()}: {self._reason}")
-                await self._stop(outcome)
+                outcome = await self._stop(outcome)
         except ConfigError:
             raise
         except (TimeoutError, OSError, RuntimeError) as error:
@@ -241,11 +243,13 @@ class _Driver:
                 self._status = {**self._status, "peers": {}}
             await asyncio.sleep(TICK_S)
 
-    async def _stop(self, outcome: Outcome) -> None:
-        """Drains: learner (it checkpoints), rollout and filter, then buffer and sandbox, each at most run.drain_s."""
+    async def _stop(self, outcome: Outcome) -> Outcome:
+        """Drains: learner (it checkpoints), rollout and filter, then buffer and sandbox, each at most run.drain_s.
+
+        A goal whose model could not be exported is not reached: then the outcome changes.
+        """
         if not self._crew.names:
-            return
-        patience_s = self._recipe.run.drain_s if outcome is not Outcome.FAILED else FAILED_DRAIN_S
+            return outcome
         for roles in (("learner",), ("rollout", "filter"), ("buffer", "sandbox")):
             last = "buffer" in roles
             if last:
@@ -253,17 +257,32 @@ class _Driver:
             names = self._crew.of(roles)
             if last or outcome is not Outcome.REACHED:  # otherwise they have learnt it from the buffer
                 self._crew.stop(names)
+            patience_s = self._patience_s(roles, outcome)
             if not await self._crew.ended(names, patience_s):
                 self._progress.say(f"{', '.join(names)} did not end in {patience_s:g} s and will be ended")
+            if outcome is Outcome.REACHED and "learner" in roles:
+                unwell = [name for name in names if not await self._crew.well(name)]
+                if unwell:
+                    outcome = Outcome.FAILED
+                    self._reason += f", but {', '.join(unwell)} failed to export; logs/{unwell[0]}.log says why"
         await self._crew.dismiss()
+        return outcome
+
+    def _patience_s(self, roles: tuple[str, ...], outcome: Outcome) -> float:
+        if outcome is Outcome.FAILED:
+            return FAILED_DRAIN_S
+        exporting = outcome is Outcome.REACHED and "learner" in roles
+        return EXPORT_PATIENCE_S if exporting else self._recipe.run.drain_s
 
     async def _last_figures(self) -> None:
         """What the buffer knows at the end: the index and every role's last snapshot."""
+        from ray.exceptions import RayError
+
         client = self._links.buffer_client(self._directory.run, role="monitor", name="driver", timeout_s=POLL_TIMEOUT_S)
         try:
             self._status = await asyncio.wait_for(client.status(), POLL_TIMEOUT_S)
             self._figures = await self._crew.figures()
-        except (TimeoutError, *CLIENT_ERRORS):
+        except (TimeoutError, RayError, *CLIENT_ERRORS):
             self._progress.say("the buffer did not tell its last figures")
         finally:
             await client.close()

@@ -2,7 +2,8 @@
 
 Consumes    the Ray namespace of a run
 Produces    async callables that answer with the endpoint a role has now
-Waits for   the named role to listen, for ever: who asks has a deadline of its own
+Waits for   the named role to listen, for ever: who asks has a deadline of its own;
+            one question to a role for ASK_TIMEOUT_S
 Unblocked by  the role's body listening; a restarted role is found again by its name
 Invariant   no address is written anywhere
 """
@@ -17,6 +18,8 @@ from buffer.client import BufferClient
 from buffer.doors import Keys
 
 RETRY_S = 0.3
+ASK_TIMEOUT_S = 5.0
+"""A stopped process answers never; its peers must not wait with it."""
 
 
 class Links:
@@ -35,10 +38,15 @@ class Links:
         return lambda: self._find(name)
 
     def to_all(self, role: str, count: int) -> Callable[[], Awaitable[list[str]]]:
-        """Resolves all of a role, in their order."""
+        """Resolves those of a role that listen now, in their order; waits only while none does."""
+        names = [f"{role}-{index}" for index in range(count)]
 
         async def resolve() -> list[str]:
-            return list(await asyncio.gather(*(self._find(f"{role}-{index}") for index in range(count))))
+            while True:
+                answers = await asyncio.gather(*(self._ask(name, "endpoint") for name in names))
+                if any(answers):
+                    return [answer for answer in answers if answer]
+                await asyncio.sleep(RETRY_S)
 
         return resolve
 
@@ -54,13 +62,14 @@ class Links:
             await asyncio.sleep(RETRY_S)
 
     async def _ask(self, name: str, method: str) -> str:
-        """The role's answer; "" while it has none, or is restarting."""
+        """The role's answer; "" while it has none, is restarting, or does not answer."""
         import ray
 
         try:
-            handle: Any = await asyncio.to_thread(ray.get_actor, name, self._namespace)
-            return str(await asyncio.wrap_future(getattr(handle, method).remote().future()))
-        except (ValueError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                handle: Any = await asyncio.to_thread(ray.get_actor, name, self._namespace)
+                return str(await asyncio.wrap_future(getattr(handle, method).remote().future()))
+        except (TimeoutError, ValueError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
             return ""
 
     def buffer_client(self, run: str, *, role: str, name: str, timeout_s: float = 120.0) -> BufferClient:
