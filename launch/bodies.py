@@ -158,7 +158,7 @@ async def learner(spec: RoleSpec, role: Role) -> None:
 async def _join_ranks(spec: RoleSpec, role: Role, links: Links, world: int) -> Callable[[], Awaitable[None]] | None:
     """Sets what torch reads to find the other ranks; for ranks after the first, what to watch meanwhile."""
     os.environ.update(RANK=str(spec.index), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=LOOPBACK)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     if spec.index == 0:
         os.environ["MASTER_PORT"] = port = str(_free_port())
         role.rendezvous = f"{_here(spec)} {port}"

@@ -22,6 +22,7 @@ RAY = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AUTH_MODE": "token",
+    "RAY_enable_metrics_collection": "0",  # Ray would serve them to everybody; ours go another way
     "SPT_NOENV": "1",  # keeps the environment of renamed processes readable, which is how the warden knows them
 }
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

@@ -25,6 +25,8 @@ from launch import cluster, environment, warden
 from launch.config import ConfigError
 
 DEFAULT_PORT = 6379
+NO_PORT = "65536"
+"""No socket has it: Ray's head would serve figures to everybody, and knows no other way to be kept from it."""
 MAX_STARTS = 4
 START_S = 60.0
 """Ray's own start gives up after 30 s, which a host that starts several nodes at once may need."""
@@ -69,6 +71,8 @@ class Node:
     def environment(self) -> dict[str, str]:
         """Variables that the node's processes get on top of this one's."""
         variables = {**environment.RAY, "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        if self.role == "head":
+            variables["DASHBOARD_METRIC_PORT"] = NO_PORT
         if self.role in ("rollout", "learner"):
             variables |= platform.environment(self.device, RolloutSettings())
         return variables
@@ -85,7 +89,7 @@ class Node:
             "--num-cpus=1",
             *([] if self.role in ("rollout", "learner") else ["--num-gpus=0"]),
             f"--object-store-memory={cluster.OBJECT_STORE_BYTES}",
-            *(["--include-dashboard=false"] if self.role == "head" else []),
+            *(["--include-dashboard=false", "--no-monitor"] if self.role == "head" else []),
             "--disable-usage-stats",
             "--log-color=false",
             "--block",

@@ -1,6 +1,6 @@
 """The learner's ranks talking to each other: joining, the plan from rank 0, sums of figures.
 
-Consumes    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT of the environment when there is more than one rank
+Consumes    MASTER_ADDR, MASTER_PORT of the environment when there is more than one rank
 Produces    a process group; small control messages over gloo, apart from the gradients' traffic
 Waits for   the other ranks, at most rank_timeout_s in any collective
 Unblocked by  every rank entering the same call; a dead rank closes its connections, which ends the others' calls with
@@ -10,6 +10,8 @@ Unblocked by  every rank entering the same call; a dead rank closes its connecti
 from __future__ import annotations
 
 import datetime
+import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +28,8 @@ class Ranks:
         timeout = datetime.timedelta(seconds=timeout_s)
         # Made here and not by DeepSpeed, which passes a device_id: with it a second group of NCCL can hang.
         if not dist.is_initialized():
-            if world == 1:
-                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-            else:
-                dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout)
+            store = meeting_place(rank, world, timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
         self._control = None if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
 
     def tell(self, message: Any = None) -> Any:
@@ -58,3 +58,14 @@ class Ranks:
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier(group=self._control)
+
+
+def meeting_place(rank: int, world: int, timeout: datetime.timedelta) -> dist.Store:
+    """Where ranks find each other: at MASTER_ADDR alone, while the server that torch would start listens everywhere."""
+    if world == 1:
+        return dist.HashStore()
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank:
+        return dist.TCPStore(address, port, world, False, timeout=timeout)
+    listener = socket.create_server((address, port), backlog=world)
+    return dist.TCPStore(address, port, world, True, timeout=timeout, master_listen_fd=listener.detach())

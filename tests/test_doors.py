@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from buffer.client import PeerSilent
 from buffer.doors import DoorError, Keys, beyond_loopback, guard, make_keys, stored_keys
 from buffer.server import BufferServer
 from launch.roles import RoleSpec
+from learner.ranks import meeting_place
 from learner.weights import WeightServer, pack
 from sandbox.api import Status
 from sandbox.client import SandboxClient
@@ -134,13 +138,15 @@ async def test_a_peer_that_speaks_no_curve_gets_a_greeting_and_no_more(there: Ho
         server = WeightServer(f"tcp://{there.address}:0", OURS)
     port = int(server.endpoint.rpartition(":")[2])
     reader, writer = await asyncio.open_connection(there.address, port)
-    writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48) + b"\x04\x05READY" * 1000)
-    got = b""
+    writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00")
+    got = await asyncio.wait_for(reader.readexactly(GREETING_BYTES), PATIENCE_S)
+    assert got[12:32].rstrip(bytes(1)) == b"CURVE"
+    writer.write(b"NULL" + bytes(48) + b"\x04\x05READY" * 1000)
     with contextlib.suppress(ConnectionResetError):  # one way of being hung up on
         async with asyncio.timeout(PATIENCE_S):
             while some := await reader.read(1 << 16):
                 got += some
-    assert len(got) <= GREETING_BYTES
+    assert len(got) == GREETING_BYTES
     writer.close()
     server.close()
 
@@ -164,6 +170,21 @@ async def test_listening_beyond_loopback_without_keys_is_refused(bind: str, tmp_
 )
 def test_loopback_needs_no_keys(bind: str) -> None:
     assert not beyond_loopback(bind)
+
+
+def test_the_learners_ranks_meet_on_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with ThreadPoolExecutor(2) as pool:
+        wait = timedelta(seconds=PATIENCE_S)
+        first, second = pool.map(lambda rank: meeting_place(rank, 2, wait), range(2))
+    second.set("said", "here")
+    assert first.get("said") == b"here"
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()]
+    listening = [line[1] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")]
+    assert listening == [f"0100007F:{port:04X}"]
 
 
 def test_a_context_guards_one_socket() -> None:

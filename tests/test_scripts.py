@@ -39,10 +39,11 @@ def test_every_role_has_a_script_that_offers_its_resource() -> None:
             assert part in command
 
 
-def test_the_head_offers_nothing_and_has_no_dashboard() -> None:
+def test_the_head_offers_nothing_and_has_neither_dashboard_nor_autoscaler() -> None:
     command = mi300x("head")[1]
-    for part in ("--head", "--port=6379", "--include-dashboard=false", "--resources={}"):
+    for part in ("--head", "--port=6379", "--include-dashboard=false", "--no-monitor", "--resources={}"):
         assert part in command
+    assert mi300x("head")[0]["DASHBOARD_METRIC_PORT"] == "65536"
 
 
 def test_tokens_are_asked_for_on_every_node() -> None:
