@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,6 +17,10 @@ from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
 
 T = TypeVar("T")
+
+_PYTHON_HOMES = [os.path.realpath(sys.base_prefix), sys.base_prefix, sys.prefix, *sys.path]
+PYTHONS_OWN_TMP = sorted({Path(home).parts[2] for home in _PYTHON_HOMES if home.startswith("/tmp/")})
+"""What a call sees in its /tmp before it writes there: nothing, unless this Python or its packages live under /tmp."""
 
 
 class Node:
