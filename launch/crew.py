@@ -36,6 +36,7 @@ class Crew:
     def __init__(self, recipe: Recipe, directory: RunDirectory, life: str) -> None:
         self._recipe, self._directory, self._life = recipe, directory, life
         self._handles: dict[str, Any] = {}
+        self._nodes: dict[str, str] = {}
 
     @property
     def names(self) -> list[str]:
@@ -70,7 +71,9 @@ class Crew:
     async def poll(self) -> dict[str, dict[str, Any] | None]:
         """Every actor's answer."""
         answers = await asyncio.gather(*map(self._poll, self._handles.values()))
-        return dict(zip(self._handles, answers, strict=True))
+        polls = dict(zip(self._handles, answers, strict=True))
+        self._nodes |= {name: poll["node"] for name, poll in polls.items() if poll is not None}
+        return polls
 
     async def _poll(self, handle: Any) -> dict[str, Any] | None:
         import ray
@@ -84,10 +87,11 @@ class Crew:
         """Ray asks a process to end itself, which a stopped one never does: on this host the kernel ends it."""
         import ray
 
-        if pid in warden.marked({"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}):
-            os.kill(pid, signal.SIGKILL)
-        else:
+        if self._nodes.get(name) != ray.get_runtime_context().get_node_id():
             await asyncio.to_thread(ray.kill, self._handles[name], no_restart=False)
+        elif pid in warden.marked({"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}):
+            os.kill(pid, signal.SIGKILL)
+        # else it is gone already: Ray is starting another, which must not be killed in its place
 
     def stop(self, names: Iterable[str]) -> None:
         """Asks bodies to end in good order."""

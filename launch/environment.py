@@ -22,6 +22,8 @@ RAY = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AUTH_MODE": "token",
+    "RAY_worker_maximum_startup_concurrency": "64",  # as many as cores by default: one that hangs would hold up all
+    "RAY_worker_register_timeout_seconds": "30",  # then a process that died while it started is followed by another
     "RAY_enable_metrics_collection": "0",  # Ray would serve them to everybody; ours go another way
     "SPT_NOENV": "1",  # keeps the environment of renamed processes readable, which is how the warden knows them
 }

@@ -75,6 +75,9 @@ class Role:
     """The actor. All calls come from Ray's threads; the body has its own."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
+        import ray
+
+        self._node: str = ray.get_runtime_context().get_node_id()
         self._spec = RoleSpec(**spec)
         self._born_s = time.monotonic()
         self._state, self._error, self._endpoint = "starting", "", ""
@@ -89,8 +92,14 @@ class Role:
         threading.Thread(target=self._live, name=self._spec.name, daemon=True).start()
 
     def poll(self) -> dict[str, Any]:
-        """State (starting, running, ended, failed), error, process id."""
-        return {"state": self._state, "error": self._error, "pid": os.getpid(), "endpoint": self._endpoint}
+        """State (starting, running, ended, failed), error, process id, Ray's id of the node, endpoint."""
+        return {
+            "state": self._state,
+            "error": self._error,
+            "pid": os.getpid(),
+            "node": self._node,
+            "endpoint": self._endpoint,
+        }
 
     def endpoint(self) -> str:
         """Where the role listens; "" when it does not yet, so that the asker asks again."""
