@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from buffer.client import Refused
 from buffer.schema import Loaded
 from tests.buffers import Peers, complete, decide_all, serving, settings
 
@@ -40,3 +43,18 @@ async def test_staleness_given_at_a_resume_counts_and_a_dial_stands_without(tmp_
         assert (await (await peers.learner()).status())["max_staleness"] == 0
     async with serving(tmp_path, settings(max_staleness=0)) as peers:
         assert (await (await peers.learner()).status())["max_staleness"] == 0
+
+
+async def test_a_restarted_learner_publishes_nothing_older_than_what_was_published(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings()) as peers:
+        first = await peers.learner()
+        engine = await peers.engine("rollout-0")
+        for lease in await engine.lease(100, 0, 1.0):
+            await complete(engine, lease)
+        await decide_all(await peers.join("filter", "filter-0"))
+        assert await first.take(0, 1.0) is not None
+        await first.record_publication(1, 1)
+        second = await peers.join("learner", "learner-0")
+        with pytest.raises(Refused, match=r"version 2\.0 can't follow 1\.1"):
+            await second.record_publication(2, 0)
+        await second.record_publication(2, 1)

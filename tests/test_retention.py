@@ -65,3 +65,22 @@ async def test_a_batch_whose_payload_is_deleted_is_refused_and_the_buffer_goes_o
         with pytest.raises(Refused, match=r"unknown_key.*00000001\.seg is deleted: no kept checkpoint"):
             await learner.fetch([(batch.groups[0].group, 0)])
         assert (await learner.status())["next_step"] == 3
+
+
+async def test_every_batch_since_the_oldest_kept_checkpoint_can_be_fetched_and_none_before(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings(groups_per_step=1, max_staleness=0, segment_mib=1)) as peers:
+        learner = await peers.learner()
+        engine = await peers.engine("rollout-0")
+        roc = await peers.join("filter", "filter-0")
+        for step in range(5):
+            await train(engine, roc, learner, step)
+        await learner.record_checkpoint(5, kept=(2, 5))
+        for step in range(5):
+            batch = await learner.take(step, 1.0)
+            assert batch is not None
+            keys = [(batch.groups[0].group, rollout) for rollout in batch.groups[0].rollouts]
+            if step < 2:
+                with pytest.raises(Refused, match="is deleted: no kept checkpoint"):
+                    await learner.fetch(keys)
+            else:
+                assert len(await learner.fetch(keys)) == len(keys)

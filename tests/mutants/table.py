@@ -137,14 +137,14 @@ TABLE = (
         file="buffer/handlers_learner.py",
         old="if lineage < run.published[0] or version < run.published[1] or version > run.ledger.next_step:",
         new="if version > run.ledger.next_step:",
-        tests="tests/test_buffer_server.py",
+        tests="tests/test_buffer_resume.py",
     ),
     Mutant(
         law="payload that a kept checkpoint needs stays",
         file="buffer/storage.py",
         old='"OR groups.step >= ?"',
         new='"OR groups.step > ? + 1"',
-        tests="tests/test_buffer_server.py tests/test_retention.py",
+        tests="tests/test_retention.py",
     ),
     Mutant(
         law="a checkpoint without its mark is none",
