@@ -1,3 +1,5 @@
+"""Advantages over the kept rollouts, against figures worked out by hand."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Batches: the staleness check, shares of ranks, micro-batches."""
+
 import dataclasses
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Checkpoints: whole or not there; the newest kept are found, damaged ones passed over."""
+
 import json
 
 import pytest
