@@ -1,1 +1,1 @@
-"""Tests (test_*.py), commands (audit, chaos, cluster, mutants, benchmarks) and the reference loop; evidence/ keeps runs."""
+"""Tests, commands (audit, chaos, cluster, mutants, benchmarks), the reference loop; evidence/ keeps runs."""
