@@ -24,6 +24,8 @@ from buffer.segments import Place, Segments
 from buffer.wire import pack_head
 from tests.buffers import RUN, Peers, Process, client, complete, decide_all, problem, serving, settings, turn
 
+pytestmark = pytest.mark.slow
+
 Maker = Callable[..., Process]
 
 

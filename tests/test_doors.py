@@ -31,6 +31,8 @@ from sandbox.settings import SandboxSettings
 from tests.buffers import RUN, client, problem, settings
 from tests.hosts import NEEDS_ROOT, Host, Network, is_root
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 1.0
 """How long a peer that gets nothing is watched."""
 PATIENCE_S = 20.0

@@ -68,12 +68,12 @@ class Command:
         """Returns once the batch of `step` is on record."""
         end_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s:
-            if self._steps_taken() > step:
+            if self.steps_taken() > step:
                 return
             time.sleep(0.2)
         raise AssertionError(f"no step {step} within {PATIENCE_S} s\n{self.told()}")
 
-    def _steps_taken(self) -> int:
+    def steps_taken(self) -> int:
         index = self.directory / "buffer" / "index.sqlite"
         if not index.exists():
             return 0
@@ -125,14 +125,15 @@ def test_three_steps_train_end_in_order_and_leave_nothing_behind(command: Comman
 
 
 def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: Command) -> None:
-    driver = command.run("run.steps=6", "evaluation.at_start=false")
+    driver = command.run("run.steps=8", "evaluation.at_start=false")
     command.until_step(1)
     driver.kill()
     driver.wait()
     command.nothing_left(within_s=15.0)
 
+    taken = command.steps_taken()
     driver = command.start("resume", str(command.directory))
-    command.until_step(3)
+    command.until_step(taken)
     driver.send_signal(signal.SIGTERM)
     command.ended(driver, 75)
     command.nothing_left()
@@ -140,5 +141,5 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: C
 
     command.ended(command.start("resume", str(command.directory)), 0)
     command.nothing_left()
-    assert command.summary()["learner_steps"] == 6
-    assert sound(command.directory)["groups_trained"] == 12
+    assert command.summary()["learner_steps"] == 8
+    assert sound(command.directory)["groups_trained"] == 16

@@ -19,6 +19,8 @@ from sandbox.local import Sandbox
 from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[Sandbox]:

@@ -13,6 +13,8 @@ import pytest
 from sandbox.api import Status
 from tests.sandbox_node import PYTHONS_OWN_TMP, Node, alive, children, eventually
 
+pytestmark = pytest.mark.slow
+
 _ROOT = Path(__file__).resolve().parent.parent
 _START = """
 import asyncio

@@ -12,6 +12,8 @@ import pytest
 from sandbox.api import Status, is_failure, is_infra
 from tests.sandbox_node import PYTHONS_OWN_TMP, Node, alive, eventually
 
+pytestmark = pytest.mark.slow
+
 
 def _mounts() -> int:
     return len(Path("/proc/self/mountinfo").read_text().splitlines())

@@ -20,6 +20,8 @@ from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
 from tests.sandbox_node import Node, children, eventually, namespace_pid
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:

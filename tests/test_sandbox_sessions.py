@@ -16,6 +16,8 @@ from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
 from tests.sandbox_node import PYTHONS_OWN_TMP, children, eventually, namespace_pid
 
+pytestmark = pytest.mark.slow
+
 QUICK = Limits(wall_s=0.5)
 
 

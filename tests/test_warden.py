@@ -16,6 +16,8 @@ import pytest
 
 from launch import warden
 
+pytestmark = pytest.mark.slow
+
 FORGET = "import os, subprocess, sys; os.setsid(); subprocess.Popen(['sleep', '1000']); print('up', flush=True)"
 """Starts a grandchild in a session of its own, and ends."""
 WAIT = "import time; print('up', flush=True); time.sleep(1000)"
