@@ -102,6 +102,11 @@ class Dispatch:
         """Work that shards have."""
         return len(self._by_number) - len(self._finished) - self.num_waiting
 
+    @property
+    def num_suspect(self) -> int:
+        """Unfinished work that a process was lost with once: with a second loss it is given up."""
+        return sum(entry.losses > 0 and entry.outcome is None for entry in self._by_number.values())
+
     def add(self, tenant: str, client: bytes, work: Call | Check, priority: int, now_s: float) -> None:
         """Take on a request; one that is known already goes to `client` when, or as, it is done."""
         key = (tenant, work.id)

@@ -210,7 +210,10 @@ def _median(several: list[Figure]) -> Figure:
 
 
 async def burst(count: int, workers: int, kill: bool) -> dict[str, Any]:
-    """The seeded mix in one burst; `kill`: a zygote and a supervisor die in the middle."""
+    """The seeded mix in one burst; `kill`: a zygote and a supervisor die in the middle.
+
+    The second dies when what the first took along is done, for a program that two processes died with is given up.
+    """
     server = SandboxServer(SandboxSettings(workers=workers, profile="auto", wall_s=4, queue_bound=3000))
     client = SandboxClient([await server.start()], timeout_s=7200)
     cases = mix(count, seed=1)
@@ -222,7 +225,7 @@ async def burst(count: int, workers: int, kill: bool) -> dict[str, Any]:
     while (done := sum(call.done() for call in calls)) < count:
         await asyncio.sleep(0.5)
         highest_kib = max(highest_kib, sum(map(_rss_kib, _tree(server)[1:])))
-        for at in [at for at in victims if kill and done >= at]:
+        for at in [at for at in victims if kill and done >= at and not server._dispatch.num_suspect][:1]:
             for pid in victims.pop(at)()[:1]:
                 os.kill(pid, signal.SIGKILL)
     wall_s = time.perf_counter() - begun
