@@ -85,6 +85,11 @@ class Victim:
         assert self._command is not None, "nothing was started"
         self._command.send_signal(signal.SIGTERM)
 
+    def ended(self, patience_s: float) -> int:
+        """The command's exit code, once it has ended."""
+        assert self._command is not None, "nothing was started"
+        return self._command.wait(patience_s)
+
     def head(self, role: str) -> psutil.Process | None:
         """The process that Ray started for the role; None while there is none."""
         family = set(warden.marked(self._marks | {"ROCSTAR_ROLE": f"{role}-0"}))
@@ -94,6 +99,21 @@ class Victim:
                 if process.ppid() not in family and process.status() != psutil.STATUS_ZOMBIE:
                     return process
         return None
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU-seconds so far by role ("rest": Ray and the driver); a process counts with the children it reaped."""
+        out: dict[str, float] = {}
+        seen: set[int] = set()
+        for pid in warden.marked(self._marks):
+            with contextlib.suppress(psutil.Error):
+                head = psutil.Process(pid)
+                role = head.environ().get("ROCSTAR_ROLE", "rest").rpartition("-")[0] or "rest"
+                family = [head] if role == "rest" else [head, *head.children(recursive=True)]
+                for process in family:
+                    if process.pid not in seen:
+                        seen.add(process.pid)
+                        out[role] = out.get(role, 0.0) + sum(process.cpu_times()[:4])
+        return out
 
     def cut(self, process: psutil.Process) -> int:
         """Resets the role's connections to the buffer (the buffer's: all of them); how many there were."""

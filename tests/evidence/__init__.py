@@ -1,0 +1,1 @@
+"""Measured runs, each with the commit and command that made it; `python -m tests.evidence` makes them."""
