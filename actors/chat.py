@@ -13,6 +13,7 @@ conversation of sentinels once.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
@@ -84,6 +85,13 @@ class Chat:
         parsed = chat.parse(turn)
         context = context + turn + chat.observation_ids(result_text)
     """
+
+    @classmethod
+    def load(cls, folder: Path, settings: ChatSettings) -> "Chat":
+        """With the tokenizer of a model's folder."""
+        from transformers import AutoTokenizer  # here: it imports torch
+
+        return cls(AutoTokenizer.from_pretrained(folder), settings)
 
     def __init__(self, tokenizer: Any, settings: ChatSettings) -> None:
         if not getattr(tokenizer, "chat_template", None):

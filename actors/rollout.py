@@ -59,11 +59,14 @@ class RolloutActor:
         heartbeat_s: float = 1.0,
         evaluation_temperature: float = 1.0,
         keys: Keys | None = None,
+        on_stage: Callable[[str], None] = lambda stage: None,
     ) -> None:
-        """`model`: folder with config.json and tokenizer; `run`: wire id; `*_resolve`: the present endpoints."""
+        """`model`: folder with config.json and tokenizer; `run`: wire id; `*_resolve`: the present endpoints;
+        `on_stage` is told "starting", "waiting" (for a first version) or "running" (it is loaded and acknowledged).
+        """
         self._model, self._settings, self._weights_settings, self._chat_settings = model, rollout, weights, chat
         self._name, self._run, self._heartbeat_s = name, run, heartbeat_s
-        self._evaluation_temperature = evaluation_temperature
+        self._evaluation_temperature, self._on_stage = evaluation_temperature, on_stage
         self._buffer = BufferClient(
             buffer_resolve, run=run, role="rollout", name=name, window=4 * rollout.concurrency, keys=keys
         )
@@ -118,7 +121,7 @@ class RolloutActor:
 
     async def _work(self, epoch: int) -> None:
         self._tell_clock("engine to start")
-        self._chat = await asyncio.to_thread(_chat, self._model, self._chat_settings)
+        self._chat = await asyncio.to_thread(Chat.load, self._model, self._chat_settings)
         self._engine = await Engine.start(
             self._model, self._settings, self._weights_settings, seed=_seed(self._run, self._name, epoch)
         )
@@ -267,14 +270,16 @@ class RolloutActor:
         self._tell_clock()
 
     def _tell_clock(self, starting: str = "") -> None:
-        state, waits_for = "busy", ""
+        state, waits_for, stage = "busy", "", "running"
         if starting or not self._versions.acknowledged.is_set():
             state, waits_for = "down", starting or "first version"
+            stage = "starting" if starting or self._versions.found else "waiting"
         elif self._versions.swapping:
             state, waits_for = "sync", "weights"
         elif not self._rollouts:
             state, waits_for = "starved", "leases"
         self._meters.clock.enter(state, time.monotonic(), waits_for)
+        self._on_stage(stage)
 
     async def _say_failed(self, error: Exception) -> None:
         with contextlib.suppress(Refused, PeerSilent, TimeoutError):
@@ -287,12 +292,6 @@ class RolloutActor:
         if hasattr(self, "_engine"):
             await self._engine.close()
         await self._buffer.close()
-
-
-def _chat(model: Path, settings: ChatSettings) -> Chat:
-    from transformers import AutoTokenizer
-
-    return Chat(AutoTokenizer.from_pretrained(model), settings)
 
 
 def _seed(run: str, name: str, epoch: int) -> int:

@@ -41,11 +41,13 @@ class VersionFollower:
         acknowledge: Callable[[Loaded], Awaitable[None]],
         changed: Callable[[], None],
     ) -> None:
-        """`acknowledge` returns when the buffer knows; `changed` is called when `swapping` or `acknowledged` has."""
+        """`acknowledge` returns when the buffer knows; `changed` is called when what is public here has."""
         self._engine, self._client, self._settings, self._meters = engine, client, settings, meters
         self._acknowledge, self._changed = acknowledge, changed
         self.swapping = False
         """the engine is paused for a version"""
+        self.found = False
+        """a version is there to be loaded, or has been"""
         self.acknowledged = asyncio.Event()
         """the engine has a version, and the buffer knows"""
 
@@ -55,9 +57,11 @@ class VersionFollower:
             try:
                 manifest = await self._client.latest(self._engine.loaded, wait_s=WAIT_S)
                 if manifest is not None:
+                    self._find(True)
                     await self._take(manifest)
             except WeightsError as error:
                 self._meters.count("weights_failed")
+                self._find(self.acknowledged.is_set())
                 print(error, flush=True)
                 await asyncio.sleep(RETRY_S)
 
@@ -92,6 +96,10 @@ class VersionFollower:
             raise WeightsError(
                 f"version {manifest.lineage}.{manifest.version} did not arrive within weights.ack_timeout_s = {limit_s}"
             ) from error
+
+    def _find(self, found: bool) -> None:
+        self.found = found
+        self._changed()
 
     def _swap(self, swapping: bool) -> None:
         self.swapping = swapping

@@ -66,6 +66,7 @@ async def buffer(spec: RoleSpec, role: Role) -> None:
     )
     bind = f"tcp://{_here(spec)}:{recipe.buffer.port or 0}"
     role.listening(await server.start(bind, spec.wire_keys))
+    role.stage("running")
     try:
         await server.run_until_stopped()
     except asyncio.CancelledError:
@@ -81,6 +82,7 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
     started_s = time.monotonic()
     server = SandboxServer(recipe.sandbox)
     role.listening(await server.start(f"tcp://{_here(spec)}:0", keys=spec.wire_keys))
+    role.stage("running")
     client = _links(spec).buffer_client(spec.run, role=spec.role, name=spec.name)
     try:
         await client.connect()
@@ -121,7 +123,7 @@ async def filter_(spec: RoleSpec, role: Role) -> None:
         heartbeat_s=recipe.buffer.heartbeat_s,
         keys=spec.wire_keys,
     )
-    role.running()
+    role.stage("running")
     await body.run()
 
 
@@ -149,6 +151,7 @@ async def learner(spec: RoleSpec, role: Role) -> None:
         heartbeat_s=recipe.buffer.heartbeat_s,
         bind=f"tcp://{_here(spec)}:0",
         keys=spec.wire_keys,
+        on_phase=lambda phase, step: role.stage("running"),  # the first is that it has restored what it starts from
     )
     role.listening(body.weights_endpoint or "none")
     ended = await _whichever_first(body.run, watching)
@@ -219,8 +222,8 @@ async def rollout(spec: RoleSpec, role: Role) -> None:
         run=spec.run,
         heartbeat_s=recipe.buffer.heartbeat_s,
         keys=spec.wire_keys,
+        on_stage=role.stage,
     )
-    role.running()
     await body.run()
 
 

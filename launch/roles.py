@@ -92,7 +92,7 @@ class Role:
         threading.Thread(target=self._live, name=self._spec.name, daemon=True).start()
 
     def poll(self) -> dict[str, Any]:
-        """State (starting, running, ended, failed), error, process id, Ray's id of the node, endpoint."""
+        """State (starting, waiting, running, ended, failed), error, process id, Ray's id of the node, endpoint."""
         return {
             "state": self._state,
             "error": self._error,
@@ -126,12 +126,11 @@ class Role:
     def listening(self, endpoint: str) -> None:
         """Said by the body once it accepts connections."""
         self._endpoint = endpoint
-        self.running()
         self._listening.set()
 
-    def running(self) -> None:
-        """Said by the body once it has started."""
-        self._state = "running"
+    def stage(self, name: str) -> None:
+        """Said by the body: "running" once it has started, or "waiting" for another role before it can."""
+        self._state = name
 
     def _live(self) -> None:
         try:

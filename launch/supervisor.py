@@ -3,9 +3,10 @@
 Consumes    answers of the roles to `poll` (None: no answer), heartbeats as the buffer saw them, the time
 Produces    `Kill`s and at most one `GiveUp`
 Waits for   nothing: a pure state machine
-Invariant   a role that starts is given run.start_timeout_s; one that ran is given buffer.dead_after_s, its heartbeat
-            PULSE_PATIENCE times that from this life's first one on; one that fails MAX_FAILURES times without having
-            run for WELL_AFTER_S in between ends the run
+Invariant   a role that starts is given run.start_timeout_s, without the time that it waits for another role; one that
+            hangs longer is ended, which counts as a failure. One that ran is given buffer.dead_after_s, its heartbeat
+            PULSE_PATIENCE times that from this life's first one on. One that fails MAX_FAILURES times without having
+            run for WELL_AFTER_S in between ends the run, and so does one that never answers
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class _Watched:
     """when this life was first seen, or asked for"""
     heard_s: float
     pid: int = 0
+    answered: bool = False
+    """this life has: there is a process to end"""
     state: str = "starting"
     epoch: int = 0
     """newest that the buffer told"""
@@ -90,7 +93,7 @@ class Supervisor:
         return actions
 
     def states(self) -> dict[str, str]:
-        """By name: starting, running, ended or failed."""
+        """By name: starting, waiting (started, for another role's first word), running, ended or failed."""
         return {name: role.state for name, role in self._roles.items()}
 
     def ended(self, role: str) -> bool:
@@ -98,14 +101,17 @@ class Supervisor:
         return all(watched.state == "ended" for name, watched in self._roles.items() if name.startswith(f"{role}-"))
 
     def starting(self) -> list[str]:
-        return [name for name, role in self._roles.items() if role.state in ("starting", "failed")]
+        return [name for name, role in self._roles.items() if role.state in ("starting", "waiting", "failed")]
 
     def _hear(self, role: _Watched, poll: Mapping[str, Any], now_s: float) -> None:
         if poll["pid"] != role.pid:
-            role.pid, role.since_s, role.state, role.epoch_before = poll["pid"], now_s, "starting", role.epoch
+            role.pid, role.state, role.epoch_before = poll["pid"], "starting", role.epoch
+            role.since_s = role.heard_s = now_s
         if poll["state"] == "running" and role.state != "running":
             role.since_s = now_s
-        role.heard_s, role.state = now_s, poll["state"]
+        if poll["state"] == "waiting":
+            role.since_s += now_s - role.heard_s  # that other role has a deadline of its own
+        role.heard_s, role.state, role.answered = now_s, poll["state"], True
         if role.state == "running" and now_s - role.since_s > WELL_AFTER_S:
             role.failures = 0
         if role.state == "failed" and role.failed_pid != role.pid:
@@ -114,8 +120,8 @@ class Supervisor:
     def _judge(self, name: str, role: _Watched, pulse: Pulse | None, now_s: float) -> Kill | GiveUp | None:
         if role.failures >= MAX_FAILURES:
             return GiveUp(reason=f"{name} failed {role.failures} times, the last time with {role.error}")
-        if role.state == "starting" and now_s - role.since_s > self._start_timeout_s:
-            return GiveUp(reason=f"{name} has not started in run.start_timeout_s = {self._start_timeout_s:g} s")
+        if role.state in ("starting", "waiting") and now_s - role.since_s > self._start_timeout_s:
+            return self._late(name, role, now_s)
         if role.state != "running":
             return None
         unheard_s = now_s - role.heard_s
@@ -125,6 +131,14 @@ class Supervisor:
             return self._kill(name, role, f"has sent the buffer no heartbeat for {pulse.age_s:.1f} s", now_s)
         return None
 
+    def _late(self, name: str, role: _Watched, now_s: float) -> Kill | GiveUp:
+        reason = f"has not started in run.start_timeout_s = {self._start_timeout_s:g} s"
+        if not role.answered:
+            return GiveUp(reason=f"{name} {reason}: no process of it has answered")
+        role.failures, role.failed_pid, role.error = role.failures + 1, role.pid, f"a start that hung: it {reason}"
+        return self._kill(name, role, reason, now_s)
+
     def _kill(self, name: str, role: _Watched, reason: str, now_s: float) -> Kill:
         role.state, role.since_s, role.heard_s, role.epoch_before = "starting", now_s, now_s, role.epoch
+        role.answered = False
         return Kill(name=name, pid=role.pid, reason=reason)

@@ -44,7 +44,7 @@ class RunTable(_Table):
     drain_s: float = Field(default=30.0, gt=0)
     """seconds that roles are given to end in good order"""
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """seconds in which nodes must have joined, and in which every role must have started"""
+    """seconds in which nodes must have joined; in which a role must have started, waits for other roles not counted"""
     max_restarts: int = Field(default=100, ge=0)
     """times that Ray restarts one role in a run"""
 

@@ -76,20 +76,27 @@ async def neighbours(
     *,
     settings: BufferSettings = BUFFER,
     problems: Sequence[Problem] = PROBLEMS,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> AsyncIterator[tuple[str, RolloutActor, Learner]]:
     """The buffer's endpoint, an actor that is not running yet, and a learner that has published nothing yet."""
     buffer = BufferServer(settings, directory, RUN, lambda i: problems[i] if i < len(problems) else None, HELD_OUT)
     endpoint = await buffer.start()
     learner = Learner(model, endpoint)
     try:
-        yield endpoint, actor(model, endpoint, sandbox, learner.server.endpoint), learner
+        yield endpoint, actor(model, endpoint, sandbox, learner.server.endpoint, on_stage), learner
     finally:
         await learner.client.close()
         learner.server.close()
         await buffer.stop()
 
 
-def actor(model: Path, buffer: str, sandbox: str, weights: str) -> RolloutActor:
+def actor(
+    model: Path,
+    buffer: str,
+    sandbox: str,
+    weights: str,
+    on_stage: Callable[[str], None],
+) -> RolloutActor:
     async def sandboxes() -> list[str]:
         return [sandbox]
 
@@ -104,6 +111,7 @@ def actor(model: Path, buffer: str, sandbox: str, weights: str) -> RolloutActor:
         name="rollout-0",
         run=RUN,
         heartbeat_s=BUFFER.heartbeat_s,
+        on_stage=on_stage,
     )
 
 

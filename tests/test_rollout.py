@@ -11,12 +11,24 @@ from transformers import AutoTokenizer
 
 from actors.chat import Chat, ChatSettings
 from actors.engine import Engine, EngineDied
+from actors.weights import Staged
 from buffer.client import BufferClient, Fenced
 from buffer.schema import Problem
 from launch.tiny import TinySettings, new_model, train_tokenizer
 from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
-from tests.rollout_neighbours import BUFFER, LIMIT_S, RUN, Say, StandIn, filtering, fixed, neighbours, rows, until
+from tests.rollout_neighbours import (
+    BUFFER,
+    LIMIT_S,
+    RUN,
+    Say,
+    StandIn,
+    filtering,
+    fixed,
+    neighbours,
+    rows,
+    until,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -85,6 +97,45 @@ async def test_a_rollout_that_fails_is_excluded_with_its_error_and_the_others_go
     states = rows(tmp_path / "run", "SELECT state, excluded_reason, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 1")
     assert states == [("excluded", "failed", 1), ("finished", "", 29)]
     assert engine.closed
+
+
+async def test_an_actor_runs_once_its_first_version_is_acknowledged_not_before(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that hangs while it starts or loads stays "starting", which the driver gives a deadline."""
+    swapping, may_swap, running = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stages: list[str] = []
+
+    def on_stage(stage: str) -> None:
+        if stages[-1:] != [stage]:
+            stages.append(stage)
+        if stage == "running":
+            running.set()
+
+    class Slow(StandIn):
+        async def swap(self, staged: Staged) -> float:
+            swapping.set()
+            await may_swap.wait()
+            return await super().swap(staged)
+
+    async def say(number: int, context: Sequence[int]) -> None: ...
+
+    async def start(*_: Any, **__: Any) -> StandIn:
+        return Slow(say)
+
+    monkeypatch.setattr(Engine, "start", start)
+    async with neighbours(tmp_path / "run", model, on_stage=on_stage) as (_, made, learner):
+        work = asyncio.create_task(made.run())
+        await until(learner, lambda _: stages == ["starting", "waiting"], work)
+        await learner.begin_a_life()
+        await asyncio.wait_for(swapping.wait(), 30)
+        assert stages == ["starting", "waiting", "starting"]
+        may_swap.set()
+        await asyncio.wait_for(running.wait(), 30)
+        assert stages == ["starting", "waiting", "starting", "running"]
+        assert rows(tmp_path / "run", "SELECT loaded_version FROM peers WHERE name = 'rollout-0'") == [(0,)]
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
 async def test_calls_are_run_by_the_sandbox_and_answers_graded(

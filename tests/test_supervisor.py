@@ -25,8 +25,47 @@ def test_a_role_that_starts_is_left_alone_until_its_time_is_over(supervisor: Sup
         assert supervisor.observe({NAME: poll("starting") if now_s else None}, {}, now_s=now_s) == []
     assert supervisor.starting() == [NAME]
     (action,) = supervisor.observe({NAME: poll("starting")}, {}, now_s=106.0)
+    assert isinstance(action, Kill)
+    assert (action.name, action.pid) == (NAME, 1)
+    assert "has not started in run.start_timeout_s = 100 s" in action.reason
+    assert supervisor.observe({NAME: None}, {}, now_s=107.0) == []
+
+
+def test_a_role_that_never_answers_ends_the_run(supervisor: Supervisor) -> None:
+    assert supervisor.observe({NAME: None}, {}, now_s=99.0) == []
+    (action,) = supervisor.observe({NAME: None}, {}, now_s=101.0)
     assert isinstance(action, GiveUp)
-    assert "run.start_timeout_s = 100" in action.reason
+    assert "rollout-0 has not started in run.start_timeout_s = 100 s" in action.reason
+
+
+def test_starts_that_hang_are_failures_and_the_last_one_ends_the_run(supervisor: Supervisor) -> None:
+    now_s, actions = 0.0, list[Kill | GiveUp]()
+    for life in range(1, MAX_FAILURES + 1):
+        for _ in range(4):
+            now_s += 40.0
+            actions += supervisor.observe({NAME: poll("starting", life)}, {}, now_s=now_s)
+    assert [type(action) for action in actions] == [Kill] * MAX_FAILURES
+    (action,) = supervisor.observe({NAME: None}, {}, now_s=now_s + 1)
+    assert isinstance(action, GiveUp)
+    assert "a start that hung" in action.reason
+
+
+def test_a_start_is_not_charged_with_the_wait_for_another_role(supervisor: Supervisor) -> None:
+    """An engine waits for the first version as long as the learner takes; then it has what is left to load it in."""
+    assert supervisor.observe({NAME: poll("starting")}, {}, now_s=1.0) == []
+    for now_s in (60.0, 200.0, 900.0):
+        assert supervisor.observe({NAME: poll("waiting")}, {}, now_s=now_s) == []
+    assert supervisor.starting() == [NAME]
+    assert supervisor.observe({NAME: poll("starting")}, {}, now_s=990.0) == []
+    (action,) = supervisor.observe({NAME: poll("starting")}, {}, now_s=1010.0)
+    assert isinstance(action, Kill)
+
+
+def test_a_role_that_falls_silent_while_it_waits_is_killed(supervisor: Supervisor) -> None:
+    supervisor.observe({NAME: poll("waiting", pid=7)}, {}, now_s=50.0)
+    assert supervisor.observe({NAME: None}, {}, now_s=140.0) == []
+    (action,) = supervisor.observe({NAME: None}, {}, now_s=151.0)
+    assert isinstance(action, Kill)
 
 
 def test_a_role_that_stops_answering_is_killed_once(supervisor: Supervisor) -> None:
