@@ -20,6 +20,7 @@ from buffer.client import BufferClient, Fenced, PeerSilent, Refused
 from buffer.doors import Keys
 from buffer.meters import Meters
 from buffer.schema import Decision, GroupHeaders
+from buffer.usage import Usage
 
 WAIT_S = 5.0
 """of one request for the next group"""
@@ -45,7 +46,7 @@ class RocFilter:
         self._run_seed = run_seed
         self._heartbeat_s = heartbeat_s
         self._client = BufferClient(resolve, run=run, role="filter", name=name, keys=keys)
-        self._meters = Meters("filter", name, time.monotonic())
+        self._meters = Meters("filter", name, time.monotonic(), Usage().read)
 
     async def run(self) -> None:
         """Decides groups until the run is done.

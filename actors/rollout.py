@@ -30,6 +30,7 @@ from buffer.client import BufferClient, Fenced, LeaseOver, PeerSilent, Refused
 from buffer.doors import Keys
 from buffer.meters import Meters
 from buffer.schema import Excluded, Finish, Lease, RolloutKey, Turn
+from buffer.usage import Usage
 from sandbox.client import SandboxClient
 
 __all__ = ["RolloutActor"]
@@ -72,7 +73,7 @@ class RolloutActor:
         )
         self._sandbox = SandboxClient(sandbox_resolve, tenant=run, keys=keys)
         self._weights = WeightClient(weights_resolve, keys=keys)
-        self._meters = Meters("rollout", name, time.monotonic())
+        self._meters = Meters("rollout", name, time.monotonic(), Usage().read)
         self._rollouts: dict[RolloutKey, asyncio.Task[bool]] = {}  # those without an outcome yet
         self._ended = asyncio.Event()  # a rollout has ended since it was last cleared
         self._engine: Engine

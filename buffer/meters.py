@@ -9,7 +9,7 @@ Invariant   the seconds of a clock's states sum to the wall time since it was st
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 STATES = ("busy", "starved", "blocked", "sync", "down")
@@ -77,8 +77,11 @@ class Meters:
     Counters only grow; gauges are the value now. The key says what is counted, with its unit.
     """
 
-    def __init__(self, role: str, name: str, now_s: float) -> None:
-        self.role, self.name = role, name
+    def __init__(
+        self, role: str, name: str, now_s: float, usage: Callable[[float], dict[str, Any]] = lambda now_s: {}
+    ) -> None:
+        """`usage` tells what the role's processes have used of their host (buffer/usage.py)."""
+        self.role, self.name, self._usage = role, name, usage
         self.clock = StateClock(now_s)
         self._started_s = now_s
         self._counters: dict[str, float] = {}
@@ -116,6 +119,7 @@ class Meters:
             "wall_s": now_s - self._started_s,
             "clock": self.clock.seconds(now_s),
             "waits_for": self.clock.waits_for,
+            "usage": self._usage(now_s),
             "counters": dict(self._counters),
             "gauges": dict(self._gauges),
             "histograms": {key: histogram.snapshot() for key, histogram in self._histograms.items()},

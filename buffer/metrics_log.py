@@ -1,4 +1,5 @@
-"""metrics/NAME.jsonl: one line per role and second, the cumulative snapshot with its time of day.
+"""metrics/NAME.jsonl: one line per role and second, the cumulative snapshot with its time of day; run.jsonl: where the
+run stands (buffer/report.py).
 
 Consumes    snapshots that came with heartbeats
 Produces    lines; figures that JSON has no word for become null

@@ -1,7 +1,7 @@
 """What the buffer tells about the run: one dictionary that `rocstar status` and the live view show.
 
 Consumes    the run's state, the last snapshot of every peer
-Produces    plain types only
+Produces    plain types only; the same without the roles' figures is a line of metrics/run.jsonl
 Waits for   nothing
 """
 
@@ -15,13 +15,22 @@ from buffer.run_state import Now, RunState
 
 
 def status(run: RunState, now: Now) -> dict[str, Any]:
-    """Where the run stands, and what each role waits for."""
-    ledger, settings = run.ledger, run.settings
+    """Where the run stands, what each role waits for, and every role's figures."""
     snapshot = run.meters.snapshot(now.s)
+    out = standing(run, now, snapshot)
+    for name, peer in out["peers"].items():
+        peer["snapshot"] = run.peers.by_name[name].snapshot
+    return out | {"buffer": snapshot}
+
+
+def standing(run: RunState, now: Now, snapshot: dict[str, Any]) -> dict[str, Any]:
+    """The same without figures of roles: a line of metrics/run.jsonl; `snapshot` is the buffer's own."""
+    ledger, settings = run.ledger, run.settings
     peers = {peer.name: _peer(run, peer, now) for peer in run.peers.by_name.values() if peer.role != "monitor"}
     return {
         "state": run.state,
         "phase": run.phase,
+        "goal": run.goal,
         "life": run.life,
         "next_step": ledger.next_step,
         "steps": settings.steps,
@@ -43,7 +52,6 @@ def status(run: RunState, now: Now) -> dict[str, Any]:
         | {"max": snapshot["gauges"].get("age_max", 0)},
         "peers": peers,
         "waits_for": waits_for(run),
-        "buffer": snapshot,
     }
 
 
@@ -88,7 +96,6 @@ def _peer(run: RunState, peer: Peer, now: Now) -> dict[str, Any]:
         "error": peer.error,
         "heartbeat_age_s": now.s - peer.heard_s,
         "loaded_version": None if member is None else member.version,
-        "snapshot": peer.snapshot,
     }
 
 

@@ -27,6 +27,7 @@ from buffer.schema import Problem, RolloutKey
 from buffer.settings import BufferSettings
 from buffer.storage import Unit
 from buffer.tickets import Ticket
+from buffer.usage import Usage
 
 Source: TypeAlias = Callable[[int], Problem | None]
 AGE_EDGES = tuple(float(age) for age in range(17))
@@ -77,7 +78,7 @@ class RunState:
         """versions on disk, ascending"""
         self.life = 1
         self.unit = Unit()
-        self.meters = Meters("buffer", "buffer-0", now.s)
+        self.meters = Meters("buffer", "buffer-0", now.s, Usage().read)
 
     @property
     def state(self) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 from buffer import metrics_log
 from buffer.doors import Keys
 from buffer.parking import Parking
+from buffer.report import standing
 from buffer.restore import open_run
 from buffer.run_state import Now, Source
 from buffer.schema import Problem
@@ -159,7 +160,8 @@ class BufferServer:
             self._log(now)
 
     def _log(self, now: Now) -> None:
-        lines = [("buffer-0", self._run.meters.snapshot(now.s))]
+        own = self._run.meters.snapshot(now.s)
+        lines = [("buffer-0", own), ("run", standing(self._run, now, own))]
         for peer in self._run.peers.by_name.values():
             if peer.unlogged and peer.role != "monitor":
                 peer.unlogged = False

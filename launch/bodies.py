@@ -76,10 +76,11 @@ async def buffer(spec: RoleSpec, role: Role) -> None:
 
 async def sandbox(spec: RoleSpec, role: Role) -> None:
     """Runs calls until it is told to stop; its figures go to the buffer, as those of every role."""
+    from buffer.usage import Usage
     from sandbox.server import SandboxServer
 
     recipe = spec.settings()
-    started_s = time.monotonic()
+    started_s, usage = time.monotonic(), Usage()
     server = SandboxServer(recipe.sandbox)
     role.listening(await server.start(f"tcp://{_here(spec)}:0", keys=spec.wire_keys))
     role.stage("running")
@@ -87,7 +88,9 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
     try:
         await client.connect()
         while True:
-            await client.heartbeat(_sandbox_snapshot(spec, server.snapshot(), time.monotonic() - started_s))
+            now_s = time.monotonic()
+            snapshot = _sandbox_snapshot(spec, server.snapshot(), now_s - started_s)
+            await client.heartbeat(snapshot | {"usage": usage.read(now_s)})
             await asyncio.sleep(recipe.buffer.heartbeat_s)
     finally:
         await server.stop()

@@ -27,6 +27,7 @@ from buffer.client import BufferClient, PeerSilent, Refused
 from buffer.doors import Keys
 from buffer.meters import Meters
 from buffer.schema import Batch, Trajectory, Welcome
+from buffer.usage import Usage
 from buffer.wire import Reason
 from learner.step_log import StepLog
 from learner.trainer import StepReport, Trainer, TrainerSpec
@@ -77,7 +78,7 @@ class Learner:
         name = f"learner-{rank}"
         self._client = BufferClient(resolve, run=spec.run, role="learner", name=name, keys=keys)
         self._server = WeightServer(bind, keys) if rank == 0 else None
-        self._meters = Meters("learner", name, time.monotonic())
+        self._meters = Meters("learner", name, time.monotonic(), Usage().read)
         self._meters.clock.enter("down", time.monotonic(), waits_for="the engine's start")
         self._log = StepLog(self._meters, spec.directory / "metrics" / "steps.jsonl" if rank == 0 else None)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner-engine")
