@@ -1,9 +1,8 @@
-"""The buffer killed, stopped, starved of disk, flooded: real processes, real signals, random frames."""
+"""The buffer killed, stopped, starved of disk: real processes, real signals."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import resource
 import signal
@@ -12,16 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
-import zmq
-import zmq.asyncio
 
 from buffer.client import BufferClient, LeaseOver
-from buffer.codec import decode, encode
+from buffer.codec import decode
 from buffer.schema import Decision, Lease, Loaded, Turn
 from buffer.segments import Place, Segments
-from buffer.wire import pack_head
 from tests.buffers import RUN, Peers, Process, client, complete, decide_all, problem, serving, settings, turn
 
 pytestmark = pytest.mark.slow
@@ -234,103 +229,6 @@ async def test_a_full_disk_ends_it_and_what_was_acknowledged_is_there(make_buffe
     await buffer.kill()
     with sqlite3.connect(tmp_path / "buffer" / "index.sqlite") as db:
         assert db.execute("SELECT num_output_tokens FROM turns ORDER BY turn").fetchall() == [(5,), (100_000,)]
-
-
-def rss_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def hostile(dice: random.Random, epoch: int) -> list[bytes]:
-    """A message that is random, or nearly right."""
-    one = encode(Turn, turn(Lease(**_LEASE), 0))
-    good = [pack_head(dice.choice(["turn", "finish", "lease", "take", "x"]), 1, epoch, RUN), *one]
-    choice = dice.randrange(6)
-    if choice == 0:
-        return [dice.randbytes(dice.randrange(40)) for _ in range(dice.randrange(1, 5))]
-    if choice == 1:
-        return [pack_head("turn", 1, epoch, "another run"), *one]
-    if choice == 2:
-        return [msgpack.packb((9, "turn", 1, epoch, RUN)), *one]
-    if choice == 3:
-        return good[: dice.randrange(1, 4)]
-    at = dice.randrange(3)
-    frame = bytearray(good[at])
-    frame[dice.randrange(len(frame))] = dice.randrange(256)
-    good[at] = bytes(frame)
-    return good
-
-
-_LEASE: dict[str, Any] = {
-    "group": 0,
-    "rollout": 0,
-    "attempt": 1,
-    "kind": "train",
-    "base": 0,
-    "deadline": 1,
-    "seed": 1,
-    "problem": problem(0),
-}
-
-
-async def test_random_frames_are_refused_counted_and_leave_no_memory_behind(make_buffer: Maker, tmp_path: Path) -> None:
-    buffer = make_buffer(dead_after_s=600.0)  # the engine says nothing while the frames come
-    peers = Peers(await buffer.start())
-    await peers.learner()
-    engine = await peers.engine("rollout-0")
-    dice = random.Random(7)
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.ROUTING_ID, b"rollout-0\0someone else")
-    socket.connect(peers.endpoint)
-    before = 0.0
-    for number in range(200):
-        for _ in range(50):
-            await socket.send_multipart(hostile(dice, engine.epoch))
-        for _ in range(50):
-            await socket.recv_multipart()
-        if number == 40:
-            before = rss_mib(buffer.child.pid)
-    assert rss_mib(buffer.child.pid) - before < 20
-    counters = (await engine.status())["buffer"]["counters"]
-    refused = {key.split("/")[1]: count for key, count in counters.items() if key.startswith("refused/")}
-    assert set(refused) >= {"malformed", "wrong_run", "wrong_schema", "unknown_kind", "fenced"} - {"fenced"}
-    assert sum(refused.values()) > 9000
-    assert len(await engine.lease(100, 0, 1.0)) > 0
-    socket.close()
-    context.term()
-    await peers.close()
-    await buffer.kill()
-
-
-async def test_a_peer_that_floods_and_never_reads_stops_nobody(make_buffer: Maker, tmp_path: Path) -> None:
-    buffer = make_buffer()
-    peers = Peers(await buffer.start())
-    await peers.learner()
-    engine = await peers.engine("rollout-0")
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.SNDHWM, 100)):
-        socket.setsockopt(option, value)
-    socket.connect(peers.endpoint)
-    sent = num_lost = 0
-    async with asyncio.timeout(120):
-        while sent <= 500 or not num_lost:
-            for _ in range(100):
-                try:
-                    socket.send_multipart([pack_head("status", 1, 0, RUN), b"\xc0"], zmq.NOBLOCK)
-                    sent += 1
-                except zmq.Again:
-                    break
-            async with asyncio.timeout(30):
-                await engine.heartbeat({})
-            num_lost = (await engine.status())["buffer"]["counters"].get("replies_lost", 0)
-    assert rss_mib(buffer.child.pid) < 200
-    socket.close()
-    context.term()
-    await peers.close()
-    await buffer.kill()
 
 
 async def test_a_second_buffer_at_the_same_port_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import typing
 from typing import Any
 
 import msgpack
@@ -13,33 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffer import schema
 from buffer.codec import CodecError, decode, encode
 from buffer.schema import Finish, Lease, Trajectory, Turn, VersionRun, WeightsManifest
-
-RECORDS = [record for record in vars(schema).values() if dataclasses.is_dataclass(record) and isinstance(record, type)]
-
-
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type hint, derived here from the hints alone."""
-    plain: dict[Any, st.SearchStrategy[Any]] = {
-        int: st.integers(-(2**63), 2**63 - 1),
-        float: st.floats(allow_nan=False, allow_infinity=False),
-        str: st.text(max_size=20),
-        bool: st.booleans(),
-    }
-    if hint in plain:
-        return plain[hint]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return st.lists(values(arguments[0]), max_size=3).map(tuple)
-    if origin is typing.Literal:
-        return st.sampled_from(arguments)
-    if origin is np.ndarray:
-        dtype = np.dtype(typing.get_args(arguments[1])[0])
-        return st.binary(max_size=24).map(lambda b: np.frombuffer(b[: len(b) // 4 * 4], np.int32).astype(dtype))
-    hints = typing.get_type_hints(hint)
-    return st.builds(hint, **{field.name: values(hints[field.name]) for field in dataclasses.fields(hint)})
+from tests.records import RECORDS, values
 
 
 def same(left: Any, right: Any) -> bool:
