@@ -27,7 +27,7 @@ from tests.test_config import LEAST
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     recipe = parse(LEAST, [f"run.directory={tmp_path / 'run'}"], "r.toml")
-    opened = RunDirectory.open(recipe)
+    opened = RunDirectory.open(recipe, "sha256:0")
     opened.lock.close()
     run_writer.write_run(opened.path)
     return opened.path
@@ -45,6 +45,15 @@ def test_the_summary_is_what_the_audit_recomputes(run: Path) -> None:
     assert summary["groups_dropped"] == {"all_right": 1}
     assert sum(summary["roles"]["learner-0"]["clock"].values()) == pytest.approx(1.0)
     assert len(lines(summary)) == 6
+
+
+def test_what_was_thrown_away_is_told_beside_what_was_trained(run: Path) -> None:
+    told, found = figures(run), audit.report.audit(run).figures
+    released = sum(count for state, count in told["groups_by_state"].items() if state in ("taken", "released"))
+    assert sum(told["groups_by_state"].values()) == found["groups_issued"]
+    assert told["groups_by_state"]["dropped"] == sum(told["groups_dropped"].values()) > 0
+    assert released == told["groups_trained"] > 0
+    assert 0 < told["tokens_trained"] < told["tokens_generated"]
 
 
 def test_a_false_summary_is_found(run: Path) -> None:
