@@ -8,7 +8,8 @@ Invariant   an evaluation runs on one version, said with its lineage; nothing of
 
     start -> train -> last_version -> end -> done        (start and end without groups when no evaluation is wanted)
 
-Numbers of evaluation groups are negative: -1 - i at the start, -1 - n - i at the end, for held-out problem i of n.
+Numbers of evaluation groups are negative: -1 - i at the start, -1 - n - i at the end, for held-out problem i of n. A
+run resumed with more steps than it was done with goes on (buffer/restore.py); its next end has the next n numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _step(run: RunState, now: Now) -> bool:
             run.put_phase("train")
         return True
     if run.phase == "train" and (ledger.spent or ledger.next_step >= settings.steps):
-        run.finish_run()
+        run.finish_run("steps" if ledger.next_step >= settings.steps else "exhausted")
         return True
     if run.phase == "last_version" and ledger.live and ledger.acked == ledger.next_step:
         run.put_phase("end")
@@ -61,7 +62,8 @@ def _open(run: RunState, phase: str, version: int, now: Now) -> None:
             (phase, run.published[0], version, len(run.heldout), now.unix_s),
         )
     )
-    first = -1 if phase == "start" else -1 - len(run.heldout)
+    first = -1 if phase == "start" else run.next_evaluation
+    run.next_evaluation = min(run.next_evaluation, first - len(run.heldout))
     for index, problem in enumerate(run.heldout):
         group = GroupWork(
             group=first - index,

@@ -58,7 +58,7 @@ def on_decide(run: RunState, decision: Decision, now: Now) -> None:
     if not decision.keep:
         run.drop(group, decision.drop_reason, now)
         if len(run.outcomes) == run.outcomes.maxlen and set(run.outcomes) == {ALL_RIGHT} and not run.ledger.goal:
-            run.finish_run()
+            run.finish_run(ALL_RIGHT)
         return
     group.kept, group.decided_step, group.decided_s = decision.keep, run.ledger.next_step, now.s
     run.outlooks += 1

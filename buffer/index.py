@@ -25,17 +25,19 @@ Statement: TypeAlias = tuple[str, tuple[Any, ...]]
 TABLES = """
 -- one row per key. schema, run (wire id of the run), life (starts of the buffer), next_problem (index of the next
 -- problem), acked (least version loaded by the live engines), next_step (first step without a batch), phase
--- (start | train | last_version | end | done), max_staleness (now in force), recipe_max_staleness (what this start was
--- given), seed, steps, groups_per_step, group_size, num_rollouts, meters (JSON: the buffer's cumulative figures)
+-- (start | train | last_version | end | done), goal (why training is over: steps | all_right | exhausted),
+-- max_staleness (now in force), recipe_max_staleness (what this start was given), seed, steps, groups_per_step,
+-- group_size, num_rollouts, meters (JSON: the buffer's cumulative figures)
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 -- one problem and its rollouts. state is that of its ticket (buffer/tickets.py): waiting (issued) -> leased -> finished
 -- (kept by RoC) -> taken (in a batch) -> released; or dropped (with drop_reason), or unused (outstanding at the goal).
--- Evaluation groups have negative numbers and no ticket: waiting -> leased -> finished
+-- Evaluation groups have negative numbers and no ticket: waiting -> leased -> finished (unused: the run was resumed
+-- with more steps while it was evaluated)
 CREATE TABLE IF NOT EXISTS groups (
   group_id INTEGER PRIMARY KEY,
   kind TEXT NOT NULL,                -- train | eval
-  phase TEXT NOT NULL,               -- train: ''; eval: start | end
+  phase TEXT NOT NULL,               -- train: ''; eval: that of its evaluation
   problem_index INTEGER NOT NULL,    -- position in the run's problems (eval: in the held-out set)
   problem_id TEXT NOT NULL,
   problem BLOB NOT NULL,             -- msgpack array of schema.Problem's fields: id, problem, answer, source, level
@@ -154,7 +156,8 @@ CREATE TABLE IF NOT EXISTS dials (
 );
 
 CREATE TABLE IF NOT EXISTS evaluations (
-  phase TEXT PRIMARY KEY,            -- start | end
+  phase TEXT PRIMARY KEY,            -- start | end | step_N_life_L: the end at step N, told by buffer life L,
+                                     -- of a run that was resumed with more steps
   lineage INTEGER NOT NULL, version INTEGER NOT NULL, num_problems INTEGER NOT NULL,
   started_unix_s REAL NOT NULL, ended_unix_s REAL
 ) WITHOUT ROWID;

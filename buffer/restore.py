@@ -61,6 +61,7 @@ def _restore(run: RunState, storage: Storage, now: Now) -> None:
             )
     run.life = meta["life"] + 1
     run.phase = meta["phase"]
+    _restore_goal(run, storage, meta)
     _restore_peers(run, storage, now)
     _restore_learner(run, storage)
     _restore_ledger(run, storage, meta)
@@ -73,6 +74,34 @@ def _restore(run: RunState, storage: Storage, now: Now) -> None:
         run.put(put_meta("max_staleness", given))
     if "meters" in meta:
         run.meters.restore(json.loads(meta["meters"]))
+
+
+def _restore_goal(run: RunState, storage: Storage, meta: dict[str, Any]) -> None:
+    """A run that was over because all its steps were trained goes on when there are more of them now.
+
+    Steps, versions and checkpoints stand; what the evaluation at that end found is kept under
+    step_N_life_L, as far as it got.
+    """
+    numbers = storage.index.rows("SELECT min(group_id) FROM groups")
+    run.next_evaluation = min(run.next_evaluation, (numbers[0][0] or 0) - 1)
+    if run.phase in ("start", "train"):
+        return
+    trained = meta["next_step"]
+    run.goal = meta.get("goal") or ("steps" if trained >= meta["steps"] else "")
+    if run.goal != "steps" or run.settings.steps <= trained:
+        return
+    run.goal = ""
+    earlier = f"step_{trained}_life_{meta['life']}"
+    storage.index.commit(
+        [
+            ("UPDATE groups SET state = 'unused' WHERE phase = 'end' AND state IN ('waiting', 'leased')", ()),
+            ("UPDATE groups SET phase = ? WHERE phase = 'end'", (earlier,)),
+            ("UPDATE evaluations SET phase = ? WHERE phase = 'end'", (earlier,)),
+            put_meta("goal", ""),
+            put_meta("phase", "train"),
+        ]
+    )
+    run.phase = "train"
 
 
 def _restore_peers(run: RunState, storage: Storage, now: Now) -> None:

@@ -66,6 +66,11 @@ class RunState:
         """encoded records of recent steps"""
         self.phase = "start"
         """start | train | last_version | end | done"""
+        self.goal = ""
+        """why training is over: steps (all are trained) | all_right (RoC finds nothing more) | exhausted (no problem is
+        left); "" while it goes on"""
+        self.next_evaluation = -1 - len(self.heldout)
+        """highest group number that the next evaluation at an end may use"""
         self.evaluated_start = False
         """the evaluation at the start was begun"""
         self.published = (-1, -1)
@@ -206,8 +211,10 @@ class RunState:
             self.offers += 1
             self.put(("UPDATE rollouts SET state = 'waiting' WHERE group_id = ? AND rollout = ?", key))
 
-    def finish_run(self) -> None:
+    def finish_run(self, why: str) -> None:
         """The goal is reached: nothing is issued or taken any more, what is outstanding goes unused."""
+        self.goal = why
+        self.put(put_meta("goal", why))
         unused = self.ledger.goal_reached(self.ledger.next_step)
         for ticket in unused:
             self.leases.close(ticket.group)

@@ -55,7 +55,7 @@ def run(recipe: RecipePath, overrides: Overrides = None, address: Address = "", 
 
 @app.command()
 def resume(directory: RunDirectory, overrides: Overrides = None, address: Address = "") -> None:
-    """Goes on with a run that was interrupted or has failed."""
+    """Goes on with a run that was interrupted or has failed; with --set run.steps=N, with one that is done."""
     from launch import preflight
 
     stored, place = _stored(directory), f"run.directory={json.dumps(str(directory))}"

@@ -214,9 +214,14 @@ class _Driver:
             await client.close()
 
     def _goal(self) -> str:
-        if self._status["next_step"] >= self._status["steps"]:
-            return f"all {self._status['steps']} steps are trained"
-        return f"after {self._status['next_step']} steps RoC found nothing more to learn from, or no problem is left"
+        after = f"after {self._status['next_step']} of {self._status['steps']} steps"
+        if self._status["goal"] == "all_right":
+            return (
+                f"{after} RoC found nothing more to learn from, the last groups were all right; more steps add nothing"
+            )
+        if self._status["goal"] == "exhausted":
+            return f"{after} no problem is left: problems.epochs are over; more steps add nothing"
+        return f"all {self._status['steps']} steps are trained"
 
     async def _supervise(self) -> str:
         """Polls every role and does what the supervisor says; the reason to give up, or ""."""

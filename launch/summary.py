@@ -52,8 +52,8 @@ def write_summary(
         "outcome": outcome,
         "reason": reason,
     }
-    for phase in ("start", "end"):
-        evaluation = found.get("evaluations", {}).get(phase, {})
+    evaluations = {"start": {}, "end": {}} | found.get("evaluations", {})
+    for phase, evaluation in evaluations.items():
         out[f"heldout_accuracy_{phase}"] = evaluation.get("accuracy")
         out[f"tool_error_in_correct_{phase}"] = evaluation.get("tool_error_in_correct")
         out[f"heldout_finished_{phase}"] = evaluation.get("finished", 0)

@@ -123,6 +123,12 @@ def test_three_steps_train_end_in_order_and_leave_nothing_behind(command: Comman
         assert sum(role["clock"].values()) == pytest.approx(role["wall_s"], rel=0.01)
     assert (command.directory / "export" / "config.json").exists()
 
+    command.ended(command.start("resume", str(command.directory), "--set", "run.steps=4"), 0)
+    assert command.summary()["reason"] == "all 4 steps are trained"
+    figures = sound(command.directory)
+    assert figures["groups_trained"] == 8
+    assert set(figures["evaluations"]) == {"start", "step_3_life_1", "end"}
+
 
 def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: Command) -> None:
     driver = command.run("run.steps=8", "evaluation.at_start=false")
