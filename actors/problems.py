@@ -8,7 +8,8 @@ Invariant   `at(index)` depends on settings, seed and index alone, so a position
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from functools import lru_cache
 from random import Random
 from typing import Any, Literal
@@ -21,6 +22,8 @@ __all__ = ["FamilySettings", "Problem", "ProblemError", "ProblemSettings", "Prob
 
 MAX_REDRAWS = 1000
 """Draws for one index before a family counts as having no text outside the held-out ones."""
+
+FINGERPRINTED = 16
 
 
 class ProblemError(ValueError):
@@ -120,6 +123,15 @@ class ProblemStream:
             raise ProblemError("only reasoning-gym families have items that demonstrations can be made from")
         return self._source.item_at(index)
 
+    def fingerprint(self) -> str:
+        """Of the content: all problems of a finite source in their order; of a procedural one, the held-out problems
+        and the first FINGERPRINTED of training.
+        """
+        digest = hashlib.sha256()
+        for problem in self._source.known():
+            digest.update(repr(astuple(problem)).encode())
+        return f"sha256:{digest.hexdigest()}"
+
     def exhausted(self, index: int) -> bool:
         """True when the epochs of the recipe end before this position."""
         return self._source.end is not None and index >= self._source.end
@@ -152,6 +164,9 @@ class _Families:
 
     def item_at(self, index: int) -> Mapping[str, Any]:
         return self._draw(self._seed, index)[1]
+
+    def known(self) -> Iterable[Problem]:
+        return (*self.heldout, *map(self.at, range(FINGERPRINTED)))
 
     def _draw(self, salt: object, index: int) -> tuple[Problem, Mapping[str, Any]]:
         which = index % len(self._families)
@@ -190,6 +205,9 @@ class _Rows:
     def at(self, index: int) -> Problem:
         epoch, place = divmod(index, len(self._train))
         return self._train[self._order(epoch)[place]]
+
+    def known(self) -> Iterable[Problem]:
+        return (*self.heldout, *self._train)
 
 
 def _permutation(seed: int, epoch: int, count: int) -> Sequence[int]:

@@ -51,9 +51,11 @@ async def buffer(spec: RoleSpec, role: Role) -> None:
     from actors.problems import Problem, ProblemStream
     from buffer import schema
     from buffer.server import BufferServer
+    from launch.pinned import pin
 
     recipe = spec.settings()
     stream = ProblemStream(recipe.problems, recipe.run.seed)
+    pin(Path(spec.directory), recipe.problems, stream.fingerprint())
 
     def record(problem: Problem) -> schema.Problem:
         return schema.Problem(**asdict(problem))

@@ -41,16 +41,16 @@ def run(recipe: RecipePath, overrides: Overrides = None, address: Address = "", 
     from launch import preflight
 
     tree = load(recipe, overrides or ())
-    shape = preflight.check(tree)
+    checked = preflight.check(tree)
     if dry_run:
         from launch.derive import derive, lines
 
         typer.echo(to_toml(tree))
-        typer.echo("# what follows\n" + "\n".join(f"# {line}" for line in lines(derive(tree, shape))))
+        typer.echo("# what follows\n" + "\n".join(f"# {line}" for line in lines(derive(tree, checked.shape))))
         return
     from launch.driver import drive
 
-    _leave(drive(tree, address=address))
+    _leave(drive(tree, address=address, fingerprint=checked.problems.fingerprint()))
 
 
 @app.command()
@@ -61,10 +61,10 @@ def resume(directory: RunDirectory, overrides: Overrides = None, address: Addres
     stored, place = _stored(directory), f"run.directory={json.dumps(str(directory))}"
     tree = parse(stored, [place, *(overrides or ())], str(directory))
     preflight.check_fixed(parse(stored, [place], str(directory)), tree)
-    preflight.check(tree, resume=True)
+    checked = preflight.check(tree, resume=True)
     from launch.driver import drive
 
-    _leave(drive(tree, address=address))
+    _leave(drive(tree, address=address, fingerprint=checked.problems.fingerprint()))
 
 
 @app.command()

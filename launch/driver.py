@@ -53,14 +53,14 @@ class Outcome(Enum):
     INTERRUPTED = 75
 
 
-def drive(recipe: Recipe, *, address: str) -> int:
-    """Runs it; the exit code. The caller must then leave by os._exit.
+def drive(recipe: Recipe, *, address: str, fingerprint: str) -> int:
+    """Runs it, with the problems of this fingerprint; the exit code. The caller must then leave by os._exit.
 
     Ray is not shut down in this process: that takes up to half a minute. Its processes, where it was started here, are
     ended; a cluster that was joined ends the job's actors when this process is gone.
     """
     recipe = recipe.located()
-    directory = RunDirectory.open(recipe)
+    directory = RunDirectory.open(recipe, fingerprint)
     life = uuid.uuid4().hex[:12]
     marks = {"ROCSTAR_RUN": life}
     scratch = Path(tempfile.mkdtemp(prefix="rocstar-"))  # short: sockets lie in it

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,16 @@ from launch.derive import Shape, derive, read_shape
 from launch.tree import Recipe
 
 
-def check(recipe: Recipe, *, resume: bool = False) -> Shape:
-    """All checks, cheapest first; the model's sizes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """What the checks have read."""
+
+    shape: Shape
+    problems: ProblemStream
+
+
+def check(recipe: Recipe, *, resume: bool = False) -> Checked:
+    """All checks, cheapest first.
 
     Raises:
         ConfigError: the first that fails, with the remedy.
@@ -32,8 +41,7 @@ def check(recipe: Recipe, *, resume: bool = False) -> Shape:
     shape = check_model(recipe)
     check_sizes(recipe, shape)
     check_chat(recipe)
-    check_problems(recipe)
-    return shape
+    return Checked(shape=shape, problems=check_problems(recipe))
 
 
 FIXED = (

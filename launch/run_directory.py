@@ -1,7 +1,8 @@
 """A run's place on disk: made once, found again by a resume.
 
 Consumes    a checked recipe
-Produces    recipe.toml (resolved), run.json (schema, wire id of the run), the lock that one driver holds
+Produces    recipe.toml (resolved), run.json (schema, wire id of the run), problems.json (launch/pinned.py), the
+            lock that one driver holds
 Waits for   nothing
 Invariant   two drivers never work in one directory; the wire id never changes, so a buffer of another run is refused
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from launch.config import ConfigError, to_toml
+from launch.durable import write
+from launch.pinned import pin
 from launch.tree import Recipe
 
 SCHEMA = 1
@@ -33,17 +35,25 @@ class RunDirectory:
     lock: IO[str]
 
     @classmethod
-    def open(cls, recipe: Recipe) -> RunDirectory:
+    def open(cls, recipe: Recipe, fingerprint: str) -> RunDirectory:
         """Makes the directory, or finds the run that it holds.
 
         Raises:
-            ConfigError: another driver works in it, or another release wrote it.
+            ConfigError: another driver works in it, another release wrote it, or its problems were others.
         """
         path = Path(recipe.directory).absolute()
         for name in ("logs", "metrics", "keys"):
             (path / name).mkdir(parents=True, exist_ok=True)
         (path / "keys").chmod(0o700)
         lock = _lock(path)
+        try:
+            return cls._open(path, recipe, fingerprint, lock)
+        except ConfigError:
+            lock.close()
+            raise
+
+    @classmethod
+    def _open(cls, path: Path, recipe: Recipe, fingerprint: str, lock: IO[str]) -> RunDirectory:
         known = path / "run.json"
         resumed = known.exists()
         if resumed:
@@ -55,6 +65,7 @@ class RunDirectory:
         else:
             stored = {"schema": SCHEMA, "name": recipe.run.name, "run": uuid.uuid4().hex[:16]}
             write(known, json.dumps(stored) + "\n")
+        pin(path, recipe.problems, fingerprint)
         write(path / "recipe.toml", to_toml(recipe))
         return cls(path=path, run=stored["run"], resumed=resumed, lock=lock)
 
@@ -67,13 +78,3 @@ def _lock(path: Path) -> IO[str]:
         file.close()
         raise ConfigError(f"{path}: another driver works in this run; end it first") from error
     return file
-
-
-def write(path: Path, text: str) -> None:
-    """The whole file or none of it, synced."""
-    scratch = path.with_name(f".{path.name}.new")
-    with open(scratch, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)

@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.run_directory import SCHEMA, write
+from launch.durable import write
+from launch.run_directory import SCHEMA
 from launch.tree import Recipe
 
 FIGURES = (

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from actors.problems import ProblemStream
 from launch import cli
+from launch.config import load, to_toml
+from launch.run_directory import RunDirectory
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -183,6 +186,35 @@ def test_a_port_in_use(say: Say, recipe: Path) -> None:
 def test_a_directory_that_holds_another_run(say: Say, recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "buffer").mkdir(parents=True)
     assert "holds another run" in refused(say, recipe)
+
+
+def test_a_resume_with_other_problems_than_the_run_began_with(say: Say, recipe: Path, tmp_path: Path) -> None:
+    tree, run, file = load(recipe), tmp_path / "run", tmp_path / "problems.jsonl"
+    began = ProblemStream(tree.problems, tree.run.seed).fingerprint()
+    RunDirectory.open(tree, began).lock.close()
+    (run / "buffer").mkdir()
+    content = file.read_text()
+    file.write_text(content.replace("7 + 1?", "7 + 0?"))
+    code, _, errors = say("resume", run)
+    assert code == 2
+    assert f"problems.path = {file} gives problems with fingerprint sha256:" in errors
+    assert f"began with {began}" in errors
+    assert "restore the content, or start another run in another run.directory" in errors
+    assert (run / "recipe.toml").read_text() == to_toml(tree)
+    file.write_text(content + "\n")  # the same problems in other bytes
+    assert ProblemStream(tree.problems, tree.run.seed).fingerprint() == began
+
+
+def test_a_resume_whose_stored_recipe_was_edited_to_other_problems(say: Say, recipe: Path, tmp_path: Path) -> None:
+    tree, run = load(recipe), tmp_path / "run"
+    RunDirectory.open(tree, ProblemStream(tree.problems, tree.run.seed).fingerprint()).lock.close()
+    (run / "buffer").mkdir()
+    stored = run / "recipe.toml"
+    stored.write_text(stored.read_text().replace("num_heldout = 2", "num_heldout = 3"))
+    code, _, errors = say("resume", run)
+    assert code == 2
+    assert "problems.num_heldout = 3, the run in " in errors
+    assert "began with 2: it is fixed for a run" in errors
 
 
 def test_a_resume_of_nothing(say: Say, tmp_path: Path) -> None:
