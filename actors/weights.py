@@ -2,7 +2,7 @@
 
 Consumes    manifests and buckets of the learner's weight server
 Produces    `Staged`: the version's verified bytes as a file without a name
-Waits for   the weight server: for a newer version, then for each bucket, each wait with a deadline
+Waits for   the weight server: for its address, a newer version, then each bucket, each wait with a deadline
 Unblocked by a publication; an answer to each request
 Invariant   bytes whose checksum differs are never handed on; a staged version vanishes with this process, however it
             ends, because its file was never linked anywhere
@@ -160,7 +160,7 @@ class WeightClient:
 
     async def _ask(self, *request: object) -> None:
         if self._socket is None:
-            self._endpoint = await self._resolve()
+            self._endpoint = await self._where()
             self._context = self._context or zmq.asyncio.Context()
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_BUCKET_BYTES)
@@ -168,6 +168,15 @@ class WeightClient:
             present(self._socket, self._keys)
             self._socket.connect(self._endpoint)
         await self._socket.send(msgpack.packb(request))
+
+    async def _where(self) -> str:
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                return await self._resolve()
+        except TimeoutError as error:
+            raise WeightsError(
+                f"the weight server's address was not told for {self._answer_timeout_s:g} s: is learner-0 running?"
+            ) from error
 
     async def _answer(self, what: str, timeout_s: float) -> list[Any]:
         assert self._socket is not None

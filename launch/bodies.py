@@ -171,7 +171,14 @@ async def _join_ranks(spec: RoleSpec, role: Role, links: Links, world: int) -> C
         os.environ["MASTER_PORT"] = port = str(_free_port())
         role.rendezvous = f"{_here(spec)} {port}"
         return None
-    meeting = await links.rendezvous("learner-0")
+    limit_s = spec.settings().run.start_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            meeting = await links.rendezvous("learner-0")
+    except TimeoutError as error:
+        raise RankRestarted(
+            f"learner-0 told {spec.name} no place to meet in run.start_timeout_s = {limit_s:g} s"
+        ) from error
     host, _, os.environ["MASTER_PORT"] = meeting.partition(" ")
     if host != _here(spec):
         raise RanksApart(

@@ -2,7 +2,7 @@
 
 Consumes    programs and answers
 Produces    one Result or Verdict each, whatever happens to nodes
-Waits for   a node's result, at most the request's deadline
+Waits for   a node's result, at most the request's deadline; the nodes' addresses, RESOLVE_TIMEOUT_S at a time
 Unblocked by the deadline (WORKER_LOST), by close() (CANCELLED)
 Invariant   in flight per node never exceeds the window it gave; a silent node's requests go to another one; only
             infrastructure outcomes are tried again, a bounded number of times
@@ -36,6 +36,7 @@ Endpoints = Sequence[str] | Callable[[], Sequence[str] | Awaitable[Sequence[str]
 _TICK_S = 1.0
 _MAX_TRIES = 3
 _RESOLVE_EVERY = 5
+RESOLVE_TIMEOUT_S = 10.0
 
 
 class SandboxClient:
@@ -56,13 +57,9 @@ class SandboxClient:
         keys: Keys | None = None,
         context: zmq.Context[Any] | None = None,
     ) -> None:
-        """Nothing is connected yet: that happens at the first request.
-
-        Args:
-            endpoints: the nodes, or a function (plain or async) that names the present ones.
-            tenant: name of the run; nodes are fair between tenants.
-            timeout_s: seconds after which a request is given up.
-            keys: of the run, where nodes listen beyond loopback.
+        """Nothing is connected before the first request. `endpoints`: the nodes, or a function (plain or async) that
+        names the present ones; `tenant`: name of the run, nodes are fair between them; `timeout_s`: after which a
+        request is given up; `keys`: of the run, where nodes listen beyond loopback.
         """
         self._endpoints = endpoints
         self._tenant, self._timeout_s, self._keys = tenant, timeout_s, keys
@@ -70,10 +67,9 @@ class SandboxClient:
         self._nodes: dict[str, Node] = {}
         self._waiting: deque[Request] = deque()
         self._requests: dict[str, Request] = {}
-        self._prefix = uuid.uuid4().hex[:12]
-        self._sequence = itertools.count()
-        self._ticker: asyncio.Task[None] | None = None
-        self._pumping = False
+        self._prefix, self._sequence = uuid.uuid4().hex[:12], itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unresolved, self._pumping = "", False
 
     async def run(
         self,
@@ -131,9 +127,9 @@ class SandboxClient:
 
     async def close(self) -> None:
         """Give up what is in flight (as CANCELLED) and disconnect."""
-        if self._ticker is not None:
-            self._ticker.cancel()
-            self._ticker = None
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
         for request in list(self._requests.values()):
             self._settle(request, Result(id=request.id, status=Status.CANCELLED, exception="the client closed"))
         for node in self._nodes.values():
@@ -149,8 +145,8 @@ class SandboxClient:
 
     async def _ask(self, request: Request, timeout_s: float | None) -> Result | Verdict:
         loop = asyncio.get_running_loop()
-        if self._ticker is None:
-            self._ticker = loop.create_task(self._tick())
+        if not self._tasks:
+            self._tasks = [loop.create_task(work) for work in (self._look(), self._tick())]
         self._requests[request.id] = request
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         request.timers.append(loop.call_later(limit_s, self._expire, request, limit_s))
@@ -203,7 +199,7 @@ class SandboxClient:
 
     def _expire(self, request: Request, limit_s: float) -> None:
         named = ", ".join(node.describe() for node in self._nodes.values()) or "no node is known"
-        cause = f"no answer within {limit_s:g} s ({named})"
+        cause = f"no answer within {limit_s:g} s ({named}{self._unresolved})"
         self._drop(request, cancel=True)
         self._resolve(request, Result(id=request.id, status=Status.WORKER_LOST, exception=cause))
 
@@ -242,8 +238,8 @@ class SandboxClient:
         node.forget(name, cancel=False)
         request.node, request.avoid = None, node
         if outcome.status is Status.OVERLOADED:  # the deadline bounds how often
-            later = asyncio.get_running_loop().call_later(outcome.retry_after_s, self._enqueue, request)
-            request.timers.append(later)
+            loop = asyncio.get_running_loop()
+            request.timers.append(loop.call_later(outcome.retry_after_s, self._enqueue, request))
             return
         request.tries += 1
         if request.tries >= _MAX_TRIES:
@@ -260,20 +256,33 @@ class SandboxClient:
                 self._enqueue(request)
 
     async def _tick(self) -> None:
-        for turn in itertools.count():
-            if turn % _RESOLVE_EVERY == 0 or not any(node.alive for node in self._nodes.values()):
-                await self._refresh()
+        while True:
             for node in list(self._nodes.values()):
                 node.tick()
             self._pump_soon()
             await asyncio.sleep(_TICK_S)
 
-    async def _refresh(self) -> None:
+    async def _look(self) -> None:  # not in _tick, which finds silent nodes meanwhile
+        for turn in itertools.count():
+            if turn % _RESOLVE_EVERY == 0 or not any(node.alive for node in self._nodes.values()):
+                await self._resolve_nodes()
+            await asyncio.sleep(_TICK_S)
+
+    async def _resolve_nodes(self) -> None:
+        """While they can't be told the known ones stay; `endpoints` is foreign code and may fail in any way."""
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                named = self._endpoints() if callable(self._endpoints) else self._endpoints
+                wanted = list(dict.fromkeys(await named if inspect.isawaitable(named) else named))
+        except Exception as error:
+            why = f"within {RESOLVE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else f"({error!r})"
+            self._unresolved = f"; their addresses were not told {why}"
+        else:
+            self._unresolved = ""
+            self._refresh(wanted)
+
+    def _refresh(self, wanted: list[str]) -> None:
         """Connect to nodes that are new, let go of those that are no more."""
-        named = self._endpoints() if callable(self._endpoints) else self._endpoints
-        if inspect.isawaitable(named):
-            named = await named
-        wanted = list(dict.fromkeys(named))
         for endpoint in [endpoint for endpoint in self._nodes if endpoint not in wanted]:
             node = self._nodes.pop(endpoint)
             self._on_silent(node)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from buffer.doors import make_keys
+from sandbox import client as sandbox_client
+from sandbox import node as sandbox_node
 from sandbox.api import INFRA, Limits, Result, Status, Verdict
 from sandbox.client import SandboxClient
 from sandbox.server import SandboxServer
@@ -234,6 +236,50 @@ async def test_without_a_node_a_call_ends_at_its_deadline_with_the_reason() -> N
     result = await client.run("1")
     assert result.status is Status.WORKER_LOST
     assert "no answer within 0.3 s (tcp://127.0.0.1:9 silent" in result.exception
+    await client.close()
+
+
+async def test_a_wait_for_the_nodes_addresses_has_an_end_and_a_name(
+    server: tuple[SandboxServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked once in vain, once more by way of an error, then told."""
+    monkeypatch.setattr(sandbox_client, "RESOLVE_TIMEOUT_S", 0.2)
+    asked: list[int] = []
+
+    async def resolve() -> list[str]:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        if len(asked) == 2:
+            raise OSError("no route")
+        return [server[1]]
+
+    client = SandboxClient(resolve, timeout_s=0.5)
+    lost = await client.run("1")
+    assert "no node is known; their addresses were not told within 0.2 s" in lost.exception
+    assert (await client.run("print(6)", timeout_s=20.0)).stdout == "6\n"
+    assert asked[:3] == [0, 1, 2]
+    await client.close()
+
+
+async def test_the_tick_goes_on_while_addresses_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that falls silent is found although nobody tells where the nodes are."""
+    monkeypatch.setattr(sandbox_node, "SILENT_S", 1.5)
+    monkeypatch.setattr(sandbox_client, "_RESOLVE_EVERY", 1)
+    node = SandboxServer(SandboxSettings(workers=1))
+    endpoint, hang = await node.start(), False
+
+    async def resolve() -> list[str]:
+        if hang:
+            await asyncio.Event().wait()
+        return [endpoint]
+
+    client = SandboxClient(resolve)
+    assert (await client.run("print(1)")).stdout == "1\n"
+    hang = True
+    await node.stop()
+    result = await client.run("print(2)", timeout_s=4.0)
+    assert "silent for" in result.exception
     await client.close()
 
 

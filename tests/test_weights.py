@@ -131,6 +131,17 @@ async def test_bytes_that_differ_from_their_checksum_are_not_handed_on(
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+async def test_a_wait_for_the_servers_address_has_an_end_and_says_whose() -> None:
+    async def resolve() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody tells")
+
+    client = WeightClient(resolve, answer_timeout_s=0.1)
+    with pytest.raises(WeightsError, match=r"address was not told for 0\.1 s: is learner-0 running"):
+        await client.latest((-1, -1), wait_s=0.0)
+    client.close()
+
+
 async def test_a_silent_server_is_named_and_its_successor_found(server: WeightServer) -> None:
     context = zmq.asyncio.Context()
     silent = context.socket(zmq.ROUTER)
