@@ -10,6 +10,7 @@ Invariant   each package's settings arrive here and nowhere else; nothing below 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -18,11 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from buffer.client import PeerSilent, Refused
 from launch.links import Links
 from launch.roles import Role, RoleSpec
 
 LOOPBACK = "127.0.0.1"
 RENDEZVOUS_CHECK_S = 1.0
+FAREWELL_S = 2.0
 
 
 class RankRestarted(RuntimeError):
@@ -94,7 +97,13 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
             snapshot = _sandbox_snapshot(spec, server.snapshot(), now_s - started_s)
             await client.heartbeat(snapshot | {"usage": usage.read(now_s)})
             await asyncio.sleep(recipe.buffer.heartbeat_s)
+    except Exception as error:  # the buffer must not take this end for a good one
+        with contextlib.suppress(Refused, PeerSilent, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await client.failed(f"{type(error).__name__}: {error}")
+        raise
     finally:
+        await client.close()
         await server.stop()
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from buffer.client import PeerSilent, Refused
 from buffer.doors import stored_keys
-from launch import cluster, warden
+from launch import cluster, reach, warden
 from launch.config import ConfigError
 from launch.crew import POLL_TIMEOUT_S, Crew
 from launch.links import Links
@@ -226,6 +226,8 @@ class _Driver:
     async def _supervise(self) -> str:
         """Polls every role and does what the supervisor says; the reason to give up, or ""."""
         polls = await self._crew.poll()
+        if endpoint := (polls.get("buffer-0") or {}).get("endpoint"):
+            reach.note(self._directory.path, endpoint, guarded=self._links.keys is not None)
         pulses = {
             name: Pulse(epoch=peer["epoch"], age_s=peer["heartbeat_age_s"])
             for name, peer in self._status.get("peers", {}).items()
@@ -249,18 +251,18 @@ class _Driver:
             await asyncio.sleep(TICK_S)
 
     async def _stop(self, outcome: Outcome) -> Outcome:
-        """Drains: learner (it checkpoints), rollout and filter, then buffer and sandbox, each at most run.drain_s.
+        """Drains: learner (it checkpoints), rollout and filter, sandbox, at last buffer, each at most run.drain_s.
 
         A goal whose model could not be exported is not reached: then the outcome changes.
         """
         if not self._crew.names:
             return outcome
-        for roles in (("learner",), ("rollout", "filter"), ("buffer", "sandbox")):
-            last = "buffer" in roles
-            if last:
+        for roles in (("learner",), ("rollout", "filter"), ("sandbox",), ("buffer",)):
+            if "buffer" in roles:
                 await self._last_figures()
             names = self._crew.of(roles)
-            if last or outcome is not Outcome.REACHED:  # otherwise they have learnt it from the buffer
+            untold = roles in (("sandbox",), ("buffer",))  # of a goal; the others know it from the buffer
+            if untold or outcome is not Outcome.REACHED:
                 self._crew.stop(names)
             patience_s = self._patience_s(roles, outcome)
             if not await self._crew.ended(names, patience_s):
