@@ -77,6 +77,22 @@ def status(directory: RunDirectory) -> None:
 
 
 @app.command()
+def monitor(
+    directory: RunDirectory,
+    once: Annotated[bool, typer.Option("--once", help="Print the screen once, as plain text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the snapshot and its advice as JSON.")] = False,
+    window_s: Annotated[float | None, typer.Option("--window", min=1, help="Seconds that rates are over.")] = None,
+) -> None:
+    """What limits a run and what to turn; live, finished or interrupted."""
+    from launch.monitor import show, text
+
+    if not once and not as_json:
+        raise ConfigError("monitor: say --once or --json")
+    snapshot, advice = show.look(directory, window_s)
+    typer.echo(show.as_json(snapshot, advice) if as_json else "\n".join(text.screen(snapshot, advice)))
+
+
+@app.command()
 def sft(
     recipe: RecipePath,
     output: Annotated[Path | None, typer.Option(help="Folder of the model, over the recipe's own.")] = None,

@@ -7,13 +7,13 @@ Waits for   nothing
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from launch.figures import figures
+from launch.reach import is_driven
 
 
 def describe(directory: Path) -> list[str]:
@@ -23,7 +23,7 @@ def describe(directory: Path) -> list[str]:
 
 def _lines(directory: Path) -> Iterator[str]:
     known: dict[str, Any] = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-    yield f"run          {known['name']} ({known['run']}), {'running' if _driven(directory) else 'not running'}"
+    yield f"run          {known['name']} ({known['run']}), {'running' if is_driven(directory) else 'not running'}"
     summary = directory / "summary.json"
     if summary.exists():
         told = json.loads(summary.read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def _lines(directory: Path) -> Iterator[str]:
     for phase, evaluation in found["evaluations"].items():
         yield f"evaluation   {phase}: {evaluation['finished']} of {evaluation['problems']}, {_accuracy(evaluation)}"
     yield f"checkpoints  {', '.join(map(str, found['checkpoints'])) or 'none'}"
-    if found["phase"] != "done" and not _driven(directory):
+    if found["phase"] != "done" and not is_driven(directory):
         yield f"resume       rocstar resume {directory}"
 
 
@@ -49,15 +49,3 @@ def _pairs(counts: dict[str, int]) -> str:
 
 def _accuracy(evaluation: dict[str, Any]) -> str:
     return "no accuracy yet" if evaluation["accuracy"] is None else f"accuracy {evaluation['accuracy']:.3f}"
-
-
-def _driven(directory: Path) -> bool:
-    """A driver holds the run's lock."""
-    try:
-        with open(directory / "driver.lock", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True

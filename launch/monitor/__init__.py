@@ -1,0 +1,11 @@
+"""See the run: one snapshot for every reader, what limits it, what to turn.
+
+readings    moments of a run, from its directory or from the buffer's status
+snapshot    the one typed tree (and its JSON) that screen, page, advisor and tuner read
+measure     readings -> snapshot, pure
+advisor     snapshot -> capacities, verdict, at most three fixes, pure
+text        snapshot and advice -> lines for a terminal
+show        `rocstar monitor`
+trace       `rocstar trace`: what the run recorded, as one time line
+metrics     the names of all figures, for Prometheus and people
+"""

@@ -1,0 +1,181 @@
+"""What limits a run, and what to turn.
+
+Consumes    a snapshot
+Produces    `Advice`: a verdict that names the limit, capacities, at most three fixes
+Waits for   nothing: pure
+Invariant   a limit is named only when what comes before it is held up and what comes after it waits; two stages whose
+            capacities are within a tenth are balanced; otherwise the verdict is "unclear" and says why. No fix is given
+            without a limit
+
+The stage with the least capacity limits. Engine slots, KV cache and tickets have no work of their own to be busy with:
+they limit when no stage is used to the full and they are used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launch.monitor import capacities as stages
+from launch.monitor.capacities import Capacity, capacities, mean_of
+from launch.monitor.fixes import Fix, fixes
+from launch.monitor.snapshot import Snapshot
+
+BALANCED, UNCLEAR = "balanced", "unclear"
+FULL = 0.85
+"""use of a stage from which it may be the limit"""
+USED_UP = 0.5
+"""of the time, from which slots, KV cache or tickets may be"""
+SWAP_LEADS = 0.4
+"""use of the swap from which it, not the tickets, is named while engines and learner take turns"""
+NEAR = 1.1
+WAITS = 0.05
+"""share of the time from which a role counts as waiting"""
+MIN_STEPS = 2
+WORK = (stages.ENGINES, stages.SANDBOX, stages.FILTER, stages.BUFFER, stages.LEARNER, stages.SWAP, stages.CORES)
+NAMES = {
+    stages.ENGINES: "the engines limit",
+    stages.SANDBOX: "the sandbox limits",
+    stages.FILTER: "the RoC filter limits",
+    stages.BUFFER: "the buffer limits",
+    stages.LEARNER: "the learner limits",
+    stages.SWAP: "the swap of weights limits",
+    stages.CORES: "the cores limit",
+    stages.SLOTS: "engine slots limit",
+    stages.KV: "the KV cache limits",
+    stages.TICKETS: "tickets limit",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What to know in five seconds."""
+
+    limit: str
+    """a stage of capacities.py | balanced | unclear"""
+    verdict: str
+    """one line for people"""
+    reasons: tuple[str, ...]
+    """what the verdict rests on, or why it is unclear"""
+    capacities: tuple[Capacity, ...]
+    fixes: tuple[Fix, ...]
+    """at most three, the best first"""
+
+
+def advise(snapshot: Snapshot) -> Advice:
+    """The run's limit and what to do about it."""
+    found = capacities(snapshot)
+    missing = _missing(snapshot)
+    if missing:
+        return _unclear(found, (missing,))
+    known = {one.stage: one for one in found if one.use is not None}
+    ranked = sorted((known[stage] for stage in WORK if stage in known), key=lambda one: -(one.use or 0.0))
+    limit = _limit(snapshot, known, ranked)
+    if limit is None:
+        top = ", ".join(f"{one.stage} {one.use:.0%} in use" for one in ranked[:3])
+        return _unclear(found, (f"nothing is used to the full: {top}",))
+    doubts = _doubts(snapshot, limit.stage)
+    if doubts:
+        return _unclear(found, (f"{limit.stage} is {limit.use:.0%} in use ({limit.says})", *doubts))
+    rival = _rival(limit, ranked)
+    given = fixes(snapshot, limit, found, rival)
+    if rival is not None:
+        return Advice(
+            limit=BALANCED,
+            verdict=f"balanced: {limit.stage} and {rival.stage} could do {_cap(limit)} and {_cap(rival)} groups/min",
+            reasons=(f"{limit.stage}: {limit.says}", f"{rival.stage}: {rival.says}"),
+            capacities=found,
+            fixes=given,
+        )
+    return Advice(
+        limit=limit.stage,
+        verdict=_verdict(snapshot, limit, ranked),
+        reasons=(limit.says,),
+        capacities=found,
+        fixes=given,
+    )
+
+
+def to_json(advice: Advice) -> Mapping[str, Any]:
+    """Plain types."""
+    return asdict(advice)
+
+
+def _unclear(found: tuple[Capacity, ...], reasons: tuple[str, ...]) -> Advice:
+    return Advice(limit=UNCLEAR, verdict=f"unclear: {reasons[0]}", reasons=reasons, capacities=found, fixes=())
+
+
+def _cap(one: Capacity) -> str:
+    return "?" if one.groups_per_min is None else f"{one.groups_per_min:.0f}"
+
+
+def _missing(snapshot: Snapshot) -> str:
+    """What keeps the evidence from being any."""
+    if snapshot.run.state == "evaluating" and snapshot.run.phase != "train":
+        return "an evaluation goes on, nothing is trained meanwhile"
+    steps = snapshot.learner.steps if snapshot.learner is not None else 0
+    if not snapshot.rates.groups_trained_per_min or steps < MIN_STEPS:
+        return f"{steps} learner steps in the window ({snapshot.window.what}), {MIN_STEPS} are needed"
+    absent = [role.name for role in snapshot.roles if role.shares.get("down", 0.0) > 0.5 or role.state != "alive"]
+    if absent and snapshot.run.state == "running":
+        return f"{', '.join(absent)} was not there most of the time"
+    return ""
+
+
+def _limit(snapshot: Snapshot, known: Mapping[str, Capacity], ranked: list[Capacity]) -> Capacity | None:
+    """The candidate; `ranked` are the stages that work, the most used first."""
+    if ranked and (ranked[0].use or 0.0) >= FULL:
+        return ranked[0]
+    for stage in (stages.SLOTS, stages.KV):
+        if stage in known and (known[stage].use or 0.0) >= USED_UP:
+            return known[stage]
+    tickets = known.get(stages.TICKETS)
+    if tickets is not None and (tickets.use or 0.0) >= USED_UP:
+        leads = bool(ranked) and ranked[0].stage == stages.SWAP and (ranked[0].use or 0.0) >= SWAP_LEADS
+        return ranked[0] if leads else tickets
+    return None
+
+
+def _rival(limit: Capacity, ranked: list[Capacity]) -> Capacity | None:
+    """A second stage that could do hardly more."""
+    if limit not in ranked:
+        return None
+    others = [one for one in ranked if one is not limit and one.groups_per_min is not None]
+    least = min(others, key=lambda one: one.groups_per_min or 0.0, default=None)
+    if least is None or limit.groups_per_min is None or least.groups_per_min is None:
+        return None
+    return least if least.groups_per_min <= NEAR * limit.groups_per_min else None
+
+
+def _doubts(snapshot: Snapshot, stage: str) -> tuple[str, ...]:
+    """What a limit there would show, and does not."""
+    starved = _learner_waits(snapshot)
+    tickets, full = snapshot.tickets, mean_of(snapshot.engines, "full") or 0.0
+    held_up = tickets is not None and (tickets.finished_mean or 0.0) + (tickets.active_mean or 0.0) >= tickets.bound - 1
+    out = []
+    if stage in (stages.LEARNER, stages.BUFFER):
+        if not held_up:
+            out.append("tickets are left, so that nothing before it is held up")
+    elif stage != stages.CORES and starved < WAITS:
+        out.append(f"the learner waits only {starved:.0%} of its time")
+    if stage == stages.ENGINES and full < WAITS and (tickets is None or (tickets.waiting_mean or 0.0) < 1):
+        out.append("engines have room, and no group waits for it")
+    return tuple(out)
+
+
+def _learner_waits(snapshot: Snapshot) -> float:
+    """Share of rank 0's time."""
+    return next((role.shares.get("starved", 0.0) for role in snapshot.roles if role.name == "learner-0"), 0.0)
+
+
+def _verdict(snapshot: Snapshot, limit: Capacity, ranked: list[Capacity]) -> str:
+    rate = snapshot.rates.groups_trained_per_min or 0.0
+    words = f"{NAMES[limit.stage]} at {rate:.0f} groups/min ({limit.says})"
+    if limit.stage != stages.LEARNER:
+        words += f"; learner starved {_learner_waits(snapshot):.0%}"
+    later = [one for one in ranked if one.stage != limit.stage and one.groups_per_min is not None]
+    if later:
+        following = min(later, key=lambda one: one.groups_per_min or 0.0)
+        words += f"; next: {following.stage} at {_cap(following)}"
+    return words

@@ -1,0 +1,53 @@
+"""The window of a run: what each role did in it, and what was seen at each of its readings.
+
+Consumes    the reading before the window and those inside
+Produces    spans of roles, means of gauges
+Waits for   nothing: pure
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launch.monitor.readings import Reading
+from launch.monitor.spans import Span, mean
+
+
+class Moments:
+    """The window's readings, and each role's span over them."""
+
+    def __init__(self, before: Reading | None, inside: Sequence[Reading]) -> None:
+        self.before, self.inside = before, inside
+        self.now = inside[-1]
+        earlier = before.roles if before else {}
+        self.spans = {name: Span(earlier.get(name, {}), role) for name, role in self.now.roles.items()}
+        self.span_s = self.now.unix_s - before.unix_s if before else 0.0
+
+    def of(self, role: str) -> dict[str, Span]:
+        """Spans of the roles of a kind, by name."""
+        return {name: span for name, span in self.spans.items() if name.rpartition("-")[0] == role}
+
+    @property
+    def buffer(self) -> Span:
+        return self.spans.get("buffer-0", Span({}, {}))
+
+    def gauges(self, name: str, key: str) -> float | None:
+        """A gauge's mean over the readings."""
+        return mean([reading.roles.get(name, {}).get("gauges", {}).get(key) for reading in self.inside])
+
+    def held(self, name: str, key: str, value: float) -> float | None:
+        """Share of the readings at which a gauge had this value."""
+        seen = [reading.roles.get(name, {}).get("gauges", {}).get(key) for reading in self.inside]
+        known = [one for one in seen if one is not None]
+        return sum(one == value for one in known) / len(known) if known else None
+
+    def standing(self, *path: str) -> list[Any]:
+        """A figure of where the run stood, at each reading."""
+        out = []
+        for reading in self.inside:
+            value: Any = reading.standing
+            for key in path:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            out.append(value)
+        return out
