@@ -8,7 +8,7 @@ Invariant   lineages only grow, and a version of a new lineage is never older th
 from __future__ import annotations
 
 from buffer.index import put_meta
-from buffer.peers import Peer
+from buffer.peers import LEADER, Peer
 from buffer.run_state import Now, RunState
 from buffer.settings import MAX_STALENESS
 from buffer.wire import Checkpoint, Dial, Publication, Reason, Refusal
@@ -20,7 +20,7 @@ _NUM_CHECKPOINTS = 2
 def on_publication(run: RunState, peer: Peer, record: Publication, now: Now) -> None:
     """A version is going to be sent: from now on it counts as published."""
     lineage, version, checksum = record.lineage, record.version, record.checksum
-    if peer.role != "learner" or lineage != peer.epoch:
+    if peer.name != LEADER or lineage != peer.epoch:
         raise Refusal(Reason.NOT_ALLOWED, f"{peer.name}, epoch {peer.epoch}: lineage {lineage} is not its own")
     if (lineage, version) == run.published:
         if run.checksums.get(run.published) != checksum:
@@ -44,8 +44,10 @@ def on_publication(run: RunState, peer: Peer, record: Publication, now: Now) -> 
         run.put(("INSERT OR IGNORE INTO checksums VALUES (?, ?, ?)", (lineage, version, checksum)))
 
 
-def on_checkpoint(run: RunState, record: Checkpoint, now: Now) -> None:
+def on_checkpoint(run: RunState, peer: Peer, record: Checkpoint, now: Now) -> None:
     """A checkpoint is complete: batches before the oldest kept one are not needed any more."""
+    if peer.name != LEADER:
+        raise Refusal(Reason.NOT_ALLOWED, f"{peer.name} puts a checkpoint on record: {LEADER} alone does")
     if record.version < 0 or record.version > run.ledger.next_step:
         raise Refusal(
             Reason.NOT_ALLOWED, f"checkpoint of version {record.version}, the next step is {run.ledger.next_step}"

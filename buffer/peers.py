@@ -16,6 +16,8 @@ from buffer.index import Statement
 from buffer.wire import Hello, Reason, Refusal
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}(-[a-z0-9]{1,16})?")
+LEADER = "learner-0"
+"""the learner's rank 0, which alone publishes, and puts checkpoints on record"""
 MAX_PEERS = 4096
 MAX_GRANTS = 64
 """requests of a peer whose leases are remembered: as many as its window holds"""
@@ -102,6 +104,13 @@ class Peers:
                 "may say HELLO",
             )
         return peer
+
+    def leader(self, lineage: int) -> Peer | None:
+        """Rank 0 of the learner while the life goes on whose versions have this lineage; other ranks count lives of
+        their own.
+        """
+        peer = self.by_name.get(LEADER)
+        return peer if peer is not None and peer.state == "alive" and peer.epoch == lineage else None
 
     def living(self, role: str) -> list[Peer]:
         return [peer for peer in self.by_name.values() if peer.role == role and peer.state == "alive"]

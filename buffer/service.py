@@ -70,7 +70,7 @@ class Service:
             "take": self._take,
             "fetch": self._fetch,
             "publication": lambda q, now: on_publication(run, q.peer, q.record, now),
-            "checkpoint": lambda q, now: on_checkpoint(run, q.record, now),
+            "checkpoint": lambda q, now: on_checkpoint(run, q.peer, q.record, now),
             "heartbeat": self._heartbeat,
             "dial": lambda q, now: on_dial(run, q.record, now),
             "failed": lambda q, now: self._failed(q.peer, q.record),
@@ -140,7 +140,8 @@ class Service:
         for peer in run.peers.silent(limit_s, now.s):
             if peer.role != "learner":  # it says nothing while it compiles; its next life fences it
                 self.end_peer(peer, "dead")
-        serving = any(p.epoch == run.published[0] and now.s - p.heard_s < limit_s for p in run.peers.living("learner"))
+        leader = run.peers.leader(run.published[0])
+        serving = leader is not None and now.s - leader.heard_s < limit_s
         for member in run.deadlines.late(run.ledger.live, now.s, serving):
             self.end_peer(run.peers.by_name[member.name], "dead")
         run.free(run.leases.expired(now.s))

@@ -296,6 +296,49 @@ async def test_the_learner_answers_for_lineage_and_order(tmp_path: Path) -> None
         assert (await again.status())["acked"] == 1
 
 
+async def test_only_rank_0_of_the_learner_serves_versions(tmp_path: Path) -> None:
+    """Ranks count their lives apart: another rank of the same epoch neither publishes nor keeps deadlines running."""
+    async with serving(tmp_path, settings(groups_per_step=1, max_staleness=0, ack_timeout_s=0.3)) as peers:
+        learner = await peers.learner()
+        rank = await peers.join("learner", "learner-1")
+        engine = await peers.engine("rollout-0")
+        assert rank.epoch == learner.epoch == 1
+        for lease in await engine.lease(4, 0, 1.0):
+            await complete(engine, lease)
+        await decide_all(await peers.join("filter", "filter-0"))
+        assert await learner.take(0, 1.0) is not None
+        with pytest.raises(Refused, match="lineage 1 is not its own"):
+            await rank.record_publication(1, 1)
+        with pytest.raises(Refused, match="learner-0 alone does"):
+            await rank.record_checkpoint(1)
+        await learner.record_publication(1, 1)
+        await learner.close()
+        for _ in range(20):  # twice the time to acknowledge, with nobody to load the version from
+            await rank.heartbeat({})
+            await engine.heartbeat({})
+            await asyncio.sleep(0.03)
+        assert (await engine.status())["peers"]["rollout-0"]["state"] == "alive"
+
+
+async def test_an_engine_that_does_not_acknowledge_is_fenced_while_rank_0_serves(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings(groups_per_step=1, max_staleness=0, ack_timeout_s=0.3)) as peers:
+        learner = await peers.learner()
+        engine = await peers.engine("rollout-0")
+        for lease in await engine.lease(4, 0, 1.0):
+            await complete(engine, lease)
+        await decide_all(await peers.join("filter", "filter-0"))
+        assert await learner.take(0, 1.0) is not None
+        await learner.record_publication(1, 1)
+
+        async def beat() -> None:
+            while True:
+                await learner.heartbeat({})
+                await engine.heartbeat({})
+
+        with pytest.raises(Fenced):
+            await asyncio.wait_for(beat(), 10.0)
+
+
 async def test_only_the_weights_that_were_published_are_acknowledged(tmp_path: Path) -> None:
     async with serving(tmp_path, settings()) as peers:
         learner = await peers.join("learner", "learner-0")
