@@ -8,7 +8,8 @@ Invariant   a limit is named only when what comes before it is held up and what 
             without a limit
 
 The stage with the least capacity limits. Engine slots, KV cache and tickets have no work of their own to be busy with:
-they limit when no stage is used to the full and they are used up.
+they limit when they are used up while no stage is used to the full, or none but the cores and engines would make more
+of those with more to do at once.
 """
 
 from __future__ import annotations
@@ -125,16 +126,24 @@ def _missing(snapshot: Snapshot) -> str:
 
 def _limit(snapshot: Snapshot, known: Mapping[str, Capacity], ranked: list[Capacity]) -> Capacity | None:
     """The candidate; `ranked` are the stages that work, the most used first."""
-    if ranked and (ranked[0].use or 0.0) >= FULL:
-        return ranked[0]
-    for stage in (stages.SLOTS, stages.KV):
-        if stage in known and (known[stage].use or 0.0) >= USED_UP:
-            return known[stage]
-    tickets = known.get(stages.TICKETS)
-    if tickets is not None and (tickets.use or 0.0) >= USED_UP:
-        leads = bool(ranked) and ranked[0].stage == stages.SWAP and (ranked[0].use or 0.0) >= SWAP_LEADS
-        return ranked[0] if leads else tickets
-    return None
+    first = ranked[0] if ranked else None
+    if first is not None and (first.use or 0.0) >= FULL:
+        room = _used_up(known, FULL) if first.stage == stages.CORES and _rises(snapshot) else None
+        return room or first
+    room = _used_up(known, USED_UP)
+    leads = first is not None and first.stage == stages.SWAP and (first.use or 0.0) >= SWAP_LEADS
+    return first if leads and room is not None and room.stage == stages.TICKETS else room
+
+
+def _used_up(known: Mapping[str, Capacity], share: float) -> Capacity | None:
+    """What has no more to give for so much of the time: slots, KV cache or tickets."""
+    some = (known[stage] for stage in (stages.SLOTS, stages.KV, stages.TICKETS) if stage in known)
+    return next((one for one in some if (one.use or 0.0) >= share), None)
+
+
+def _rises(snapshot: Snapshot) -> bool:
+    """Engines would make more tokens of the same cores, had they more to do at once."""
+    return bool(snapshot.engines) and all(engine.rising for engine in snapshot.engines)
 
 
 def _rival(limit: Capacity, ranked: list[Capacity]) -> Capacity | None:

@@ -148,12 +148,12 @@ def _cores(snapshot: Snapshot) -> tuple[float | None, str]:
 def _slots(snapshot: Snapshot, *, kv: bool) -> tuple[float | None, str]:
     """Share of the time in which engines took no rollout more: all slots in use, or the KV cache too small for them."""
     full = mean_of(snapshot.engines, "full")
-    held = mean_of(snapshot.engines, "held")
-    if full is None or held is None:
+    if full is None:
         return None, "no figures"
+    held = mean_of(snapshot.engines, "held_when_full") or 0.0
     slots = max(1, snapshot.engines[0].slots)
     by_kv = held < 0.9 * slots
-    told = f"{held:.0f} of {slots} slots held, full {full:.0%} of the time"
+    told = f"full {full:.0%} of the time, with {held:.0f} of {slots} slots in use"
     return (full if by_kv == kv else 0.0), told
 
 

@@ -26,6 +26,8 @@ MANY_EQUAL = 0.3
 LONG_PAUSE = 0.05
 CHECKPOINT_SHARE = 0.1
 FREE_CORES = 0.85
+NO_DIAL = {"problems": "these", **{f"launch/{role}.sh": "this host" for role in ("rollout", "sandbox", "learner")}}
+"""what can be changed, but is no setting -> what it is now"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class _Case:
             told = f"{rate:.0f} -> {expected:.0f} groups/min (+{gain:.0%})"
         return Fix(
             dial=dial,
-            now=self.dial(dial),
+            now=self.dial(dial, NO_DIAL.get(dial)),
             proposed=proposed,
             reason=reason,
             expect=told,
@@ -149,7 +151,7 @@ def _gain(case: _Case, slots: int) -> float:
 
 
 def _kv(case: _Case) -> Iterator[Fix]:
-    held = mean_of(case.snapshot.engines, "held") or 1.0
+    held = mean_of(case.snapshot.engines, "held_when_full") or 1.0
     slots = int(case.dial("rollout.concurrency", 1))
     mib = case.dial("rollout.kv_cache_mib") or 64
     factor = min(2.0, slots / max(held, 1.0))

@@ -5,8 +5,8 @@ Produces    `Snapshot`
 Waits for   nothing: pure; the newest reading's time is the only "now"
 Invariant   the same history gives the same snapshot, whether it came from files or from statuses of a live buffer
 
-The window: of a live run its last `window_s` seconds; of one that is over, all of its training, since what a finished
-run did last is an evaluation.
+The window: of a live run its last `window_s` seconds; of one that is over, all of its training from the first engine's
+first version on, since what a finished run did first and last is starting and evaluating.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from launch.monitor import parts, stages
 from launch.monitor.alerts import alerts
 from launch.monitor.moments import Moments
-from launch.monitor.readings import History
+from launch.monitor.readings import History, Reading
 from launch.monitor.snapshot import SCHEMA, Dial, Rates, Run, Snapshot, Window
 from launch.monitor.spans import over
 from launch.monitor.trend import trend
@@ -111,10 +111,9 @@ def _empty(history: History, facts: Facts) -> Snapshot:
 def _window(history: History, window_s: float | None) -> Moments:
     readings = history.readings
     if not history.live:  # what came after training would only dilute it
-        trained = [index for index, reading in enumerate(readings) if reading.standing.get("phase") == "train"]
+        trained = [index for index, reading in enumerate(readings) if _trains(reading)]
         if trained:
-            first, last = trained[0], trained[-1]
-            readings = readings[first : last + 1]
+            readings = readings[trained[0] : trained[-1] + 1]
     if window_s is None and not history.live:
         return Moments(readings[0] if len(readings) > 1 else None, readings[min(1, len(readings) - 1) :])
     from_s = readings[-1].unix_s - (window_s or WINDOW_S)
@@ -123,6 +122,13 @@ def _window(history: History, window_s: float | None) -> Moments:
     if before:
         return Moments(before[-1], inside)
     return Moments(inside[0] if len(inside) > 1 else None, inside[min(1, len(inside) - 1) :])
+
+
+def _trains(reading: Reading) -> bool:
+    """Training has begun, i.e. an engine has a version, and is not over."""
+    peers = reading.standing.get("peers") or {}
+    loaded = [peer.get("loaded_version") for peer in peers.values() if peer.get("role") == "rollout"]
+    return reading.standing.get("phase") == "train" and any(version is not None and version >= 0 for version in loaded)
 
 
 def _told(history: History, moments: Moments, window_s: float | None) -> Window:

@@ -36,11 +36,18 @@ class Moments:
         """A gauge's mean over the readings."""
         return mean([reading.roles.get(name, {}).get("gauges", {}).get(key) for reading in self.inside])
 
-    def held(self, name: str, key: str, value: float) -> float | None:
+    def share(self, name: str, key: str, value: float) -> float | None:
         """Share of the readings at which a gauge had this value."""
-        seen = [reading.roles.get(name, {}).get("gauges", {}).get(key) for reading in self.inside]
-        known = [one for one in seen if one is not None]
-        return sum(one == value for one in known) / len(known) if known else None
+        known = self._gauge(name, key)
+        return sum(one == value for one, _ in known) / len(known) if known else None
+
+    def gauges_while(self, name: str, key: str, other: str, value: float) -> float | None:
+        """A gauge's mean over the readings at which another one had this value."""
+        return mean([role.get("gauges", {}).get(key) for one, role in self._gauge(name, other) if one == value])
+
+    def _gauge(self, name: str, key: str) -> list[tuple[float, Mapping[str, Any]]]:
+        roles = [reading.roles.get(name, {}) for reading in self.inside]
+        return [(role["gauges"][key], role) for role in roles if role.get("gauges", {}).get(key) is not None]
 
     def standing(self, *path: str) -> list[Any]:
         """A figure of where the run stood, at each reading."""

@@ -34,6 +34,8 @@ class Engine:
     """generations at once, mean"""
     full: float | None
     """share of the time in which no rollout more had room"""
+    held_when_full: float | None
+    """rollouts in hand at those times, mean: fewer than `slots` where the KV cache is what is full"""
     waiting: float | None
     """requests that the engine itself queues, mean"""
     kv_use: float | None

@@ -8,10 +8,11 @@ Invariant   what is not known is shown as "-", never as 0
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 
-from launch.monitor.advisor import Advice
+from launch.monitor.advisor import WORK, Advice
 from launch.monitor.capacities import Capacity
 from launch.monitor.snapshot import Role, Snapshot
 
@@ -20,6 +21,8 @@ BAR = 20
 MARKS = {"busy": "#", "starved": ".", "blocked": "x", "sync": "=", "down": "!"}
 SPARKS = "_.-~=+*#"
 MAX_ALERTS = 5
+FAR = 20
+"""a stage that could do so many times more is no matter"""
 MAX_ROLES = 10
 
 
@@ -66,7 +69,7 @@ def _head(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _advice(advice: Advice) -> Iterator[str]:
-    yield f"VERDICT  {advice.verdict}"
+    yield from textwrap.wrap(f"VERDICT  {advice.verdict}", WIDTH, subsequent_indent=" " * 9)
     for reason in advice.reasons[1:3]:
         yield f"         {reason}"
     for index, fix in enumerate(advice.fixes, 1):
@@ -86,14 +89,18 @@ def _flow(snapshot: Snapshot, advice: Advice) -> Iterator[str]:
         f"{number(rates.tokens_generated_per_s, '.0f')} tokens/s generated"
     )
     for one in advice.capacities:
-        yield _stage(one, advice.limit)
+        if one.use or one.stage in WORK:
+            yield _stage(one, advice.limit, rates.groups_trained_per_min)
 
 
-def _stage(one: Capacity, limit: str) -> str:
+def _stage(one: Capacity, limit: str, rate: float | None) -> str:
     use = "-" if one.use is None else f"{one.use:4.0%}"
     bar = "" if one.use is None else "#" * round(BAR * min(1.0, one.use))
     mark = "  <- limit" if one.stage == limit else ""
-    return f"{one.stage:9} cap {number(one.groups_per_min, '.0f'):>6}  {use:>4} {bar:{BAR}} {one.says}{mark}"
+    capacity = number(one.groups_per_min, ".0f")
+    if rate and one.groups_per_min is not None and one.groups_per_min > FAR * rate:
+        capacity = f"> {FAR}x"
+    return f"{one.stage:9} cap {capacity:>6}  {use:>4} {bar:{BAR}} {one.says}{mark}"
 
 
 def _roles(snapshot: Snapshot) -> Iterator[str]:
