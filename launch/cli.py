@@ -18,7 +18,7 @@ import typer
 
 from launch.config import ConfigError, load, parse, read_toml, to_toml
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 75
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 from buffer.client import PeerSilent, Refused
 from buffer.doors import stored_keys
-from launch import cluster, reach, warden
+from launch import cluster, early, reach, warden
 from launch.config import ConfigError
 from launch.crew import POLL_TIMEOUT_S, Crew
 from launch.links import Links
@@ -61,6 +60,7 @@ def drive(recipe: Recipe, *, address: str, fingerprint: str) -> int:
     """
     recipe = recipe.located()
     directory = RunDirectory.open(recipe, fingerprint)
+    early.listen(directory.path)  # until _take_signals
     life = uuid.uuid4().hex[:12]
     marks = {"ROCSTAR_RUN": life}
     scratch = Path(tempfile.mkdtemp(prefix="rocstar-"))  # short: sockets lie in it
@@ -173,7 +173,7 @@ class _Driver:
 
     def _take_signals(self) -> None:
         """Done again after Ray's start, which puts a handler of its own for SIGTERM that ends the process."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in early.SIGNALS:
             self._loop.remove_signal_handler(number)
             self._loop.add_signal_handler(number, self._interrupted.set)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from actors.problems import ProblemStream
-from launch import cli
+from launch import cli, early
 from launch.config import load, to_toml
 from launch.run_directory import RunDirectory
 
@@ -231,3 +233,35 @@ def test_data_shows_the_problems_in_order_without_the_held_out(say: Say, recipe:
     held = {json.loads(line)["id"] for line in output.splitlines()}
     assert (len(trained), len(held)) == (6, 2)
     assert not trained & held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_anything_is_started_ends_as_interrupted(tmp_path: Path, number: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "recipe.toml")
+    with subprocess.Popen(
+        [sys.executable, "-m", "launch", "run", str(tmp_path / "recipe.toml")], stderr=subprocess.PIPE, text=True
+    ) as process:
+        with open(tmp_path / "recipe.toml", "wb"):  # opens once the command reads it
+            process.send_signal(number)
+            assert process.wait(30.0) == 75
+        assert process.stderr is not None
+        assert process.stderr.read() == "rocstar: interrupted before anything was started\n"
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_resume_checks_leaves_the_run_as_it_was(recipe: Path, tmp_path: Path) -> None:
+    tree, run, file = load(recipe), tmp_path / "run", tmp_path / "problems.jsonl"
+    RunDirectory.open(tree, ProblemStream(tree.problems, tree.run.seed).fingerprint()).lock.close()
+    before = sorted(run.rglob("*"))
+    file.unlink()
+    os.mkfifo(file)
+    command = [sys.executable, "-m", "launch", "resume", str(run)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process, open(file, "wb"):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30.0) == 75
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_signal_once_there_is_a_run_names_it() -> None:
+    assert early.told(Path("runs/a")).endswith("before any role was started; go on with `rocstar resume runs/a`")
