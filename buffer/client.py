@@ -38,7 +38,18 @@ from buffer.schema import (
     Turn,
     Welcome,
 )
-from buffer.wire import BODIES, Checkpoint, Dial, Hello, LeaseRequest, Publication, Reason, TakeRequest, pack_head
+from buffer.wire import (
+    BODIES,
+    Checkpoint,
+    Dial,
+    Hello,
+    LeaseRequest,
+    Publication,
+    Reason,
+    TakeRequest,
+    Turned,
+    pack_head,
+)
 
 FETCH_KEYS = 256
 """asked for at once; the buffer answers with as many as fit into one message"""
@@ -162,8 +173,12 @@ class BufferClient:
         return await self._ask("status", None, urgent=True)
 
     async def set_dial(self, name: str, value: float) -> None:
-        """Turn a dial of the running system: max_staleness."""
+        """Turn a live dial (buffer/dials.py), e.g. staleness.max_staleness; durable when this returns."""
         await self._ask("dial", Dial(name=name, value=value))
+
+    async def dials(self) -> list[Turned]:
+        """Every live dial's records, oldest first: what the run began with, then each change."""
+        return list(await self._ask("dials", None, urgent=True))
 
     async def failed(self, message: str) -> None:
         """Say that this life ends by an error."""

@@ -1,17 +1,15 @@
-"""What the learner puts on record: publications and checkpoints; and dials turned while the run goes on.
+"""What the learner puts on record: publications and checkpoints.
 
-Consumes    records of the learner's rank 0, of whoever turns a dial
+Consumes    records of the learner's rank 0
 Produces    rows, and what may be deleted
 Invariant   lineages only grow, and a version of a new lineage is never older than what was published before
 """
 
 from __future__ import annotations
 
-from buffer.index import put_meta
 from buffer.peers import LEADER, Peer
 from buffer.run_state import Now, RunState
-from buffer.settings import MAX_STALENESS
-from buffer.wire import Checkpoint, Dial, Publication, Reason, Refusal
+from buffer.wire import Checkpoint, Publication, Reason, Refusal
 
 _NUM_CHECKPOINTS = 2
 """kept by the learner, when it does not say which"""
@@ -60,23 +58,3 @@ def on_checkpoint(run: RunState, peer: Peer, record: Checkpoint, now: Now) -> No
     )
     if len(run.checkpoints) >= _NUM_CHECKPOINTS and not run.settings.keep_segments:
         run.unit.retain_from_step = run.checkpoints[0]
-
-
-def on_dial(run: RunState, dial: Dial, now: Now) -> None:
-    """Turn a dial of the running system; `max_staleness` is the only one that is the buffer's."""
-    if dial.name != "max_staleness" or dial.value != int(dial.value) or not 0 <= dial.value <= MAX_STALENESS:
-        raise Refusal(
-            Reason.NOT_ALLOWED,
-            f"{dial.name[:40]!r} = {dial.value}: max_staleness, a whole number from 0 to {MAX_STALENESS}, is live",
-        )
-    if run.settings.uncorrected and dial.value > 0:
-        raise Refusal(
-            Reason.NOT_ALLOWED,
-            f'max_staleness = {int(dial.value)} with loss.correction = "none": stale tokens would be trained as if the '
-            'present policy had sampled them; leave it at 0, or resume with loss.correction = "direct"',
-        )
-    run.ledger.set_staleness(int(dial.value))
-    run.put(
-        put_meta("max_staleness", int(dial.value)),
-        ("INSERT INTO dials (name, value, unix_s) VALUES (?, ?, ?)", (dial.name, dial.value, now.unix_s)),
-    )

@@ -26,8 +26,8 @@ TABLES = """
 -- one row per key. schema, run (wire id of the run), life (starts of the buffer), next_problem (index of the next
 -- problem), acked (least version loaded by the live engines), next_step (first step without a batch), phase
 -- (start | train | last_version | end | done), goal (why training is over: steps | all_right | exhausted),
--- max_staleness (now in force), recipe_max_staleness (what this start was given), seed, steps, groups_per_step,
--- group_size, num_rollouts, meters (JSON: the buffer's cumulative figures)
+-- max_staleness (now in force), recipe_dials (JSON: the live dials as this start was given them), seed, steps,
+-- groups_per_step, group_size, num_rollouts, meters (JSON: the buffer's cumulative figures)
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 -- one problem and its rollouts. state is that of its ticket (buffer/tickets.py): waiting (issued) -> leased -> finished
@@ -150,9 +150,11 @@ CREATE TABLE IF NOT EXISTS checksums (
 -- version = number of steps trained into it. kept = 0: deleted by the learner, batches before it may go
 CREATE TABLE IF NOT EXISTS checkpoints (version INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kept INTEGER NOT NULL);
 
--- every setting changed while the run went on
+-- settings that may be turned while the run goes on (buffer/dials.py): what it began with, then every change
 CREATE TABLE IF NOT EXISTS dials (
-  id INTEGER PRIMARY KEY, name TEXT NOT NULL, value REAL NOT NULL, unix_s REAL NOT NULL
+  id INTEGER PRIMARY KEY, name TEXT NOT NULL, value REAL NOT NULL,
+  step INTEGER NOT NULL,             -- first step it holds for
+  unix_s REAL NOT NULL
 );
 
 CREATE TABLE IF NOT EXISTS evaluations (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from buffer import dials
 from buffer.peers import Peer
 from buffer.run_state import Now, RunState
 
@@ -52,6 +53,7 @@ def standing(run: RunState, now: Now, snapshot: dict[str, Any]) -> dict[str, Any
         | {"max": snapshot["gauges"].get("age_max", 0)},
         "peers": peers,
         "waits_for": waits_for(run),
+        "dials": dials.report(run),
     }
 
 

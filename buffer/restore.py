@@ -10,9 +10,10 @@ Invariant   what was acknowledged is there; tickets keep base and deadline, roll
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from buffer import dials
 from buffer.codec import decode
 from buffer.groups import GroupWork, RolloutWork
 from buffer.index import IndexFault, put_meta
@@ -31,9 +32,17 @@ _NOT_BY_ROC = ("timed_out", "failed")
 
 
 def open_run(
-    storage: Storage, run_name: str, settings: BufferSettings, problems: Source, heldout: Sequence[Problem], now: Now
+    storage: Storage,
+    run_name: str,
+    settings: BufferSettings,
+    problems: Source,
+    heldout: Sequence[Problem],
+    now: Now,
+    live: Mapping[str, float],
 ) -> RunState:
     """The state of a new run, or of the one in this directory; its first rows are in `unit`.
+
+    `live` are the recipe's live dials that the buffer only keeps for others (buffer/dials.py).
 
     Raises:
         IndexFault: the settings don't fit the run that is there.
@@ -44,14 +53,14 @@ def open_run(
         run.put(put_meta("max_staleness", settings.max_staleness), put_meta("acked", 0), put_meta("next_step", 0))
         run.put(put_meta("next_problem", 0), put_meta("phase", run.phase))
         run.put(*(put_meta(name, getattr(settings, name)) for name in _FIXED))
+        dials.begin(run, live, now)
     else:
-        _restore(run, storage, now)
+        _restore(run, storage, now, live)
     run.put(put_meta("life", run.life), put_meta("steps", settings.steps))
-    run.put(put_meta("recipe_max_staleness", settings.max_staleness))
     return run
 
 
-def _restore(run: RunState, storage: Storage, now: Now) -> None:
+def _restore(run: RunState, storage: Storage, now: Now, live: Mapping[str, float]) -> None:
     meta = storage.index.meta()
     for name in _FIXED:
         if meta[name] != getattr(run.settings, name):
@@ -68,10 +77,8 @@ def _restore(run: RunState, storage: Storage, now: Now) -> None:
     _restore_groups(run, storage, now)
     _restore_leases(run, storage, now)
     run.evaluated_start = bool(storage.index.rows("SELECT 1 FROM evaluations WHERE phase = 'start'"))
-    given = run.settings.max_staleness
-    if given != meta.get("recipe_max_staleness", given) or run.settings.uncorrected:  # else the dial stands
-        run.ledger.set_staleness(given)
-        run.put(put_meta("max_staleness", given))
+    turned = storage.index.rows("SELECT name, value, step FROM dials ORDER BY id")
+    dials.restore(run, turned, meta["recipe_dials"], live, now)
     if "meters" in meta:
         run.meters.restore(json.loads(meta["meters"]))
 

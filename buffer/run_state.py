@@ -28,6 +28,7 @@ from buffer.settings import BufferSettings
 from buffer.storage import Unit
 from buffer.tickets import Ticket
 from buffer.usage import Usage
+from buffer.wire import Turned
 
 Source: TypeAlias = Callable[[int], Problem | None]
 AGE_EDGES = tuple(float(age) for age in range(17))
@@ -79,6 +80,8 @@ class RunState:
         """(lineage, version) -> what an acknowledgement of it must say"""
         self.outcomes: deque[str] = deque(maxlen=ALL_RIGHT_STEPS * settings.groups_per_step)
         """of the groups that RoC decided last: kept, or why dropped"""
+        self.turned: list[Turned] = []
+        """records of live dials (buffer/dials.py), oldest first"""
         self.checkpoints: list[int] = []
         """versions on disk, ascending"""
         self.life = 1

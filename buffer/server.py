@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from buffer import metrics_log
@@ -60,16 +61,22 @@ class BufferServer:
     """The buffer of one run directory; a directory that holds the run already is taken up again."""
 
     def __init__(
-        self, settings: BufferSettings, directory: Path, run: str, problems: Source, heldout: Sequence[Problem] = ()
+        self,
+        settings: BufferSettings,
+        directory: Path,
+        run: str,
+        problems: Source,
+        heldout: Sequence[Problem] = (),
+        live: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """`directory` is the run's: the buffer writes buffer/ and metrics/ in it.
+        """`directory` is the run's: the buffer writes buffer/ and metrics/ in it; `live`: dials it keeps for others.
 
         Raises:
             IndexFault, SegmentError: the directory can't be used; the message says what to do.
         """
         self._settings, self._directory, self._name = settings, directory, run
         self._storage = Storage(directory, run, settings.segment_mib << 20)
-        self._run = open_run(self._storage, run, settings, problems, heldout, _now())
+        self._run = open_run(self._storage, run, settings, problems, heldout, _now(), live)
         self._service = Service(self._run, self._storage)
         self._writer = ThreadPoolExecutor(1, "buffer-writer")
         self._readers = ThreadPoolExecutor(2, "buffer-reader")

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from buffer.codec import decode
+from buffer.dials import on_dial
 from buffer.evaluation import advance
 from buffer.handlers_actor import on_exclude, on_finish, on_loaded, on_turn
 from buffer.handlers_group import on_decide, on_next_group, on_take
-from buffer.handlers_learner import on_checkpoint, on_dial, on_publication
+from buffer.handlers_learner import on_checkpoint, on_publication
 from buffer.peers import Peer
 from buffer.report import status
 from buffer.run_state import Now, RunState
@@ -73,6 +74,7 @@ class Service:
             "checkpoint": lambda q, now: on_checkpoint(run, q.peer, q.record, now),
             "heartbeat": self._heartbeat,
             "dial": lambda q, now: on_dial(run, q.record, now),
+            "dials": lambda q, now: tuple(run.turned),
             "failed": lambda q, now: self._failed(q.peer, q.record),
             "bye": lambda q, now: self.end_peer(q.peer, "gone"),
         }

@@ -116,10 +116,20 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dial:
-    """A setting changed while the run goes on."""
+    """A setting to be changed while the run goes on: its dotted name, e.g. staleness.max_staleness."""
 
     name: str
     value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turned:
+    """A setting as it is on record."""
+
+    name: str
+    value: float
+    step: int
+    """first step it holds for"""
 
 
 BODIES: dict[str, tuple[Any, Any]] = {
@@ -139,6 +149,7 @@ BODIES: dict[str, tuple[Any, Any]] = {
     "heartbeat": (dict[str, Any], str),
     "status": (None, dict[str, Any]),
     "dial": (Dial, None),
+    "dials": (None, tuple[Turned, ...]),
     "failed": (str, None),
     "bye": (None, None),
 }

@@ -110,7 +110,7 @@ async def test_a_run_whose_problems_are_over_stays_done_whatever_steps_it_is_giv
 
 async def test_staleness_given_at_a_resume_counts_and_a_dial_stands_without(tmp_path: Path) -> None:
     async with serving(tmp_path, settings(max_staleness=1)) as peers:
-        await (await peers.learner()).set_dial("max_staleness", 3)
+        await (await peers.learner()).set_dial("staleness.max_staleness", 3)
     async with serving(tmp_path, settings(max_staleness=1)) as peers:
         assert (await (await peers.learner()).status())["max_staleness"] == 3
     async with serving(tmp_path, settings(max_staleness=0)) as peers:

@@ -430,22 +430,23 @@ async def test_a_dial_is_turned_and_recorded(tmp_path: Path) -> None:
         await peers.learner()
         engine = await peers.engine("rollout-0")
         assert len(await engine.lease(100, 0, 1.0)) == 16
-        await engine.set_dial("max_staleness", 2)
+        await engine.set_dial("staleness.max_staleness", 2)
         assert {one.deadline for one in await engine.lease(100, 0, 1.0)} == {2}
-        with pytest.raises(Refused, match="max_staleness, a whole number"):
-            await engine.set_dial("groups_per_step", 4)
+        with pytest.raises(Refused, match=r"'groups.groups_per_step' is not live: staleness.max_staleness, "):
+            await engine.set_dial("groups.groups_per_step", 4)
         with pytest.raises(Refused, match="a whole number from 0 to 1000"):
-            await engine.set_dial("max_staleness", 1e300)
-        assert rows(tmp_path, "SELECT name, value FROM dials") == [("max_staleness", 2.0)]
+            await engine.set_dial("staleness.max_staleness", 1e300)
+        sql = "SELECT value, step FROM dials WHERE name = 'staleness.max_staleness'"
+        assert rows(tmp_path, sql) == [(1.0, 0), (2.0, 0)]
 
 
 async def test_staleness_stays_0_where_the_loss_does_not_correct_for_it(tmp_path: Path) -> None:
     async with serving(tmp_path, settings(max_staleness=0, uncorrected=True)) as peers:
         monitor = await peers.join("monitor", "monitor-0")
         with pytest.raises(Refused, match=r'max_staleness = 2 with loss\.correction = "none"'):
-            await monitor.set_dial("max_staleness", 2)
-        await monitor.set_dial("max_staleness", 0)
-        assert rows(tmp_path, "SELECT name, value FROM dials") == [("max_staleness", 0.0)]
+            await monitor.set_dial("staleness.max_staleness", 2)
+        await monitor.set_dial("staleness.max_staleness", 0)
+        assert (await monitor.status())["max_staleness"] == 0
 
 
 async def test_an_exhausted_source_gives_a_short_batch_and_ends_the_run(tmp_path: Path) -> None:

@@ -99,13 +99,13 @@ def test_a_commit_is_whole_or_absent(tmp_path: Path) -> None:
 def test_another_run_another_schema_and_other_sizes_are_refused(tmp_path: Path) -> None:
     now = Now(0.0, 0.0)
     storage = Storage(tmp_path, RUN, 1 << 20)
-    storage.commit(open_run(storage, RUN, settings(), problem, (), now).unit)
+    storage.commit(open_run(storage, RUN, settings(), problem, (), now, {}).unit)
     storage.close()
     with pytest.raises(IndexFault, match=r"belongs to run 'run-1', not 'other'.*run\.directory"):
         Storage(tmp_path, "other", 1 << 20)
     storage = Storage(tmp_path, RUN, 1 << 20)
     with pytest.raises(IndexFault, match="group_size = 3, the run in this directory has 2"):
-        open_run(storage, RUN, settings(group_size=3), problem, (), now)
+        open_run(storage, RUN, settings(group_size=3), problem, (), now, {})
     storage.index.commit([put_meta("schema", SCHEMA + 1)])
     storage.close()
     with pytest.raises(IndexFault, match=f"has schema {SCHEMA + 1}, this program writes {SCHEMA}"):
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_index_is_refused_and_left_alone(tmp_path: Path) -> No
 
 def test_a_corrupted_page_is_found_at_the_next_start_and_the_turns_are_in_the_segments(tmp_path: Path) -> None:
     storage = Storage(tmp_path, RUN, 1 << 20)
-    unit = open_run(storage, RUN, settings(), problem, (), Now(0.0, 0.0)).unit
+    unit = open_run(storage, RUN, settings(), problem, (), Now(0.0, 0.0), {}).unit
     unit.statements += [put_meta(f"filler {number}", "x" * 100) for number in range(2000)]
     storage.place(unit, b"body", b"payload")
     storage.commit(unit)
