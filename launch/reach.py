@@ -10,13 +10,13 @@ Invariant   roles find each other through Ray (launch/links.py), never through t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from pathlib import Path
 
 from buffer.client import BufferClient
 from buffer.doors import stored_keys
+from launch.lock import is_held
 
 SCHEMA = 1
 """Of buffer.json."""
@@ -52,11 +52,4 @@ def buffer_client(directory: Path, *, name: str, timeout_s: float) -> BufferClie
 
 def is_driven(directory: Path) -> bool:
     """A driver holds the run's lock."""
-    try:
-        with open(directory / "driver.lock", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    return is_held(directory / "driver.lock")

@@ -9,7 +9,6 @@ Invariant   two drivers never work in one directory; the wire id never changes, 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import uuid
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from launch.config import ConfigError, to_toml
 from launch.durable import write
+from launch.lock import hold
 from launch.pinned import pin
 from launch.tree import Recipe
 
@@ -71,10 +71,7 @@ class RunDirectory:
 
 
 def _lock(path: Path) -> IO[str]:
-    file = open(path / "driver.lock", "w", encoding="ascii")  # noqa: SIM115 - held until the process ends
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ConfigError(f"{path}: another driver works in this run; end it first") from error
-    return file
+    lock = hold(path / "driver.lock")
+    if lock is None:
+        raise ConfigError(f"{path}: another driver works in this run; end it first")
+    return lock
