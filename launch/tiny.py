@@ -40,6 +40,7 @@ STYLES: dict[str, dict[str, Any]] = {
         "end": "<|im_end|>",
         "begin": None,
         "tokens": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        "tied": True,
     },
     "llama": {
         "template": HEADERS,
@@ -47,6 +48,7 @@ STYLES: dict[str, dict[str, Any]] = {
         "end": "<|eot_id|>",
         "begin": "<|begin_of_text|>",
         "tokens": ("<|end_of_text|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "tied": False,
     },
 }
 
@@ -57,7 +59,8 @@ class TinySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     style: Literal["qwen3", "llama"] = "qwen3"
-    """Architecture and the chat template that goes with it."""
+    """Architecture and the chat template that goes with it; llama has an output layer of its own, qwen3 shares its
+    embeddings with it."""
     vocabulary: int = Field(default=640, ge=300)
     """Most tokens; 256 are bytes, so that any text can be encoded."""
     num_layers: int = Field(default=4, ge=1)
@@ -114,7 +117,7 @@ def new_model(settings: TinySettings, tokenizer: Any, seed: int) -> Any:
         head_dim=settings.width // settings.num_heads,
         intermediate_size=settings.mlp_width,
         max_position_embeddings=settings.max_length_tokens,
-        tie_word_embeddings=True,
+        tie_word_embeddings=STYLES[settings.style]["tied"],
         initializer_range=settings.width**-0.5,  # transformers' 0.02 is meant for widths in the thousands
         rope_theta=10_000.0,
         bos_token_id=tokenizer.bos_token_id,

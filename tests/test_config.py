@@ -13,7 +13,6 @@ from launch.config import ConfigError, dials, load, parse, to_toml
 from launch.derive import Shape, derive
 from launch.environment import role_environment
 from launch.preflight import check_fixed
-from launch.tree import Recipe
 
 DIALS = """
 buffer.dead_after_s buffer.group_timeout_s buffer.heartbeat_s buffer.keep_segments buffer.lease_s buffer.port
@@ -183,11 +182,3 @@ def test_the_buffer_is_given_the_runs_figures() -> None:
     assert (settings.steps, settings.num_rollouts, settings.evaluation_at_start) == (7, 16, False)
     assert not settings.uncorrected
     assert parse(LEAST, ["loss.correction=none", "staleness.max_staleness=0"], "r.toml").buffer_settings().uncorrected
-
-
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[1] / "launch" / "recipes").glob("*.toml")), ids=lambda path: path.name
-)
-def test_recipes_in_the_repository_are_valid(path: Path) -> None:
-    if "sft" not in path.name:
-        assert isinstance(load(path), Recipe)

@@ -1,4 +1,4 @@
-"""The whole system, for real: Ray, vLLM, the sandbox, the buffer, DeepSpeed; a few steps of the quickstart's model."""
+"""The whole system, for real: Ray, vLLM, the sandbox, the buffer, DeepSpeed; a few steps of the repository's models."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Command:
                 stderr=subprocess.STDOUT,
             )
 
-    def run(self, *overrides: str) -> subprocess.Popen[bytes]:
+    def run(self, *overrides: str, recipe: str = "quickstart") -> subprocess.Popen[bytes]:
         sets = [part for override in (*SMALL, *overrides) for part in ("--set", override)]
-        return self.start("run", "launch/recipes/quickstart.toml", "--set", f"run.directory={self.directory}", *sets)
+        return self.start("run", f"launch/recipes/{recipe}.toml", "--set", f"run.directory={self.directory}", *sets)
 
     def ended(self, process: subprocess.Popen[bytes], code: int) -> None:
         assert process.wait(PATIENCE_S) == code, self.told()
@@ -149,3 +149,16 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: C
     command.nothing_left()
     assert command.summary()["learner_steps"] == 8
     assert sound(command.directory)["groups_trained"] == 16
+
+
+def test_another_model_and_template_train_by_their_recipe_alone(command: Command) -> None:
+    command.ended(command.run("run.steps=3", "staleness.max_staleness=0", recipe="tiny-llama"), 0)
+    command.nothing_left()
+    summary, figures = command.summary(), sound(command.directory)
+    assert (summary["outcome"], figures["groups_trained"], summary["age_max"]) == ("reached", 6, 0)
+    assert (
+        sum(row["calls"] for row in figures["versions"]) > 0
+    )  # calls in correct rollouts: they and their results are read
+    steps = [json.loads(line) for line in (command.directory / "metrics" / "steps.jsonl").read_text().splitlines()]
+    assert len(steps) == 3
+    assert max(step["logprob_diff_max"] for step in steps) < 1e-3  # the engine serves each version the learner made
