@@ -156,9 +156,7 @@ def test_another_model_and_template_train_by_their_recipe_alone(command: Command
     command.nothing_left()
     summary, figures = command.summary(), sound(command.directory)
     assert (summary["outcome"], figures["groups_trained"], summary["age_max"]) == ("reached", 6, 0)
-    assert (
-        sum(row["calls"] for row in figures["versions"]) > 0
-    )  # calls in correct rollouts: they and their results are read
+    assert sum(row["calls"] for row in figures["versions"]) > 0  # in correct rollouts: its calls are understood
     steps = [json.loads(line) for line in (command.directory / "metrics" / "steps.jsonl").read_text().splitlines()]
     assert len(steps) == 3
     assert max(step["logprob_diff_max"] for step in steps) < 1e-3  # the engine serves each version the learner made
