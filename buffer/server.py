@@ -80,8 +80,7 @@ class BufferServer:
         self._service = Service(self._run, self._storage)
         self._writer = ThreadPoolExecutor(1, "buffer-writer")
         self._readers = ThreadPoolExecutor(2, "buffer-reader")
-        self._parking = Parking()
-        self._reading: Counter[str] = Counter()
+        self._parking, self._reading = Parking(), Counter[str]()
         self._replies: list[_Reply] = []
         self._committing = False
         self._stopping = self._closed = False
@@ -174,7 +173,14 @@ class BufferServer:
                 peer.unlogged = False
                 lines.append((peer.name, peer.snapshot))
         self._run.put_meters(now)
-        self._readers.submit(metrics_log.append, self._directory / "metrics", lines, now.unix_s)
+        files = self._directory / "metrics"
+        end = self._loop.run_in_executor(self._readers, metrics_log.append, files, lines, now.unix_s)
+        end.add_done_callback(self._logged)
+
+    def _logged(self, done: asyncio.Future[None]) -> None:
+        """Figures that can't be written end no run; that they are missing is counted."""
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._run.meters.count(f"metrics_failed/{type(error).__name__}")
 
     # Requests
 
@@ -188,10 +194,8 @@ class BufferServer:
                 raise Refusal(Reason.WRONG_RUN, f"run {head.run[:80]!r} is not {self._name!r}")
             value = self._answer(route, head, frames[1:], now)
         except Refusal as refusal:
-            self._run.meters.count(f"refused/{refusal.reason}")
             value = refusal
         except LedgerError as error:
-            self._run.meters.count(f"refused/{Reason.NOT_ALLOWED}")
             value = Refusal(Reason.NOT_ALLOWED, str(error))
         if value is not PARKED:
             self._replies.append(_Reply(route, head.seq, head.kind, value, name_of(route)))
@@ -210,9 +214,9 @@ class BufferServer:
         value = self._service.answer(request, now)
         if value is PARKED:
             self._loop.call_later(self._parking.park(request, route, now), self._wake.set)
-        if isinstance(value, Read) and self._reading[name] >= MAX_READINGS_PER_PEER:
-            raise Refusal(Reason.NOT_ALLOWED, f"{name}: {MAX_READINGS_PER_PEER} readings are under way")
         if isinstance(value, Read):
+            if self._reading[name] >= MAX_READINGS_PER_PEER:
+                raise Refusal(Reason.NOT_ALLOWED, f"{name}: {MAX_READINGS_PER_PEER} readings are under way")
             self._reading[name] += 1
         return value
 
@@ -222,8 +226,6 @@ class BufferServer:
         for parked, value in answered:
             if isinstance(value, Read):
                 self._reading[parked.request.peer.name] += 1
-            if isinstance(value, Refusal):
-                self._run.meters.count(f"refused/{value.reason}")
             request = parked.request
             self._replies.append(_Reply(parked.route, request.seq, request.kind, value, request.peer.name))
         return bool(answered)
@@ -248,8 +250,7 @@ class BufferServer:
         if self._closed:
             return
         self._wake.set()
-        error = done.exception()
-        if error is not None:  # memory is ahead of the disk now: only a restart from the disk is right
+        if (error := done.exception()) is not None:  # memory is ahead of the disk: a restart from there is right
             self._failure, self._stopping = error, True
             self._run.unit = Unit()
             return
@@ -263,32 +264,31 @@ class BufferServer:
             if isinstance(reply.value, Read):
                 self._read(reply, reply.value.make)
             else:
-                self._send(reply, reply_frames(reply.kind, reply.value))
+                self._send(reply, reply.value, reply_frames(reply.kind, reply.value))
 
     def _read(self, reply: _Reply, make: Callable[[], Any]) -> None:
-        def work() -> list[bytes]:
+        def work() -> tuple[Any, list[bytes]]:
             try:
                 value = make()
-            except Refusal as refusal:
-                value = refusal
-            except SegmentGone as gone:
-                value = Refusal(Reason.UNKNOWN_KEY, str(gone))
-            return reply_frames(reply.kind, value)
+            except (Refusal, SegmentGone) as error:
+                value = error if isinstance(error, Refusal) else Refusal(Reason.UNKNOWN_KEY, str(error))
+            return value, reply_frames(reply.kind, value)
 
-        def done(future: asyncio.Future[list[bytes]]) -> None:
+        def done(future: asyncio.Future[tuple[Any, list[bytes]]]) -> None:
             self._reading[reply.peer] -= 1
             if self._closed or future.cancelled():
                 return
-            error = future.exception()
-            if error is not None:
+            if (error := future.exception()) is not None:
                 self._failure, self._stopping = error, True
                 self._wake.set()
             else:
-                self._send(reply, future.result())
+                self._send(reply, *future.result())
 
         self._loop.run_in_executor(self._readers, work).add_done_callback(done)
 
-    def _send(self, reply: _Reply, frames: list[bytes]) -> None:
+    def _send(self, reply: _Reply, value: Any, frames: list[bytes]) -> None:
+        if isinstance(value, Refusal):  # every refusal, a reading thread's too, goes by here
+            self._run.meters.count(f"refused/{value.reason}")
         kind, *rest = frames
         head = pack_head(kind.decode(), reply.seq, self._run.life, self._name)
         if not self._router.send(reply.route, [head, *rest]):

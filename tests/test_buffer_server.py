@@ -524,3 +524,28 @@ async def test_a_client_names_the_peer_that_does_not_answer() -> None:
     with pytest.raises(PeerSilent, match=r"buffer at tcp://127\.0\.0\.1:9 has not answered for 0\.\d s"):
         await lonely.connect()
     await lonely.close()
+
+
+async def test_a_refusal_by_a_reading_thread_is_counted_as_every_other(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings()) as peers:
+        learner = await peers.learner()
+        with pytest.raises(Refused, match="has no durable turn"):
+            await learner.fetch([(77, 0)])
+        with pytest.raises(Refused, match="is not live"):
+            await learner.set_dial("none", 1)
+        counters = (await learner.status())["buffer"]["counters"]
+        refused = {name: count for name, count in counters.items() if name.startswith("refused/")}
+        assert refused == {"refused/unknown_key": 1, "refused/not_allowed": 1}
+
+
+async def test_figures_that_cannot_be_written_are_counted_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text("in the way of the folder")
+    async with serving(tmp_path, settings()) as peers:
+        learner = await peers.learner()
+        async with asyncio.timeout(10.0):
+            while True:
+                counters = (await learner.status())["buffer"]["counters"]
+                if counters.get("metrics_failed/FileExistsError"):
+                    break
+                await learner.heartbeat({})
+        await peers.engine("rollout-0")
