@@ -8,7 +8,7 @@ Invariant   lineages only grow, and a version of a new lineage is never older th
 from __future__ import annotations
 
 from buffer.peers import LEADER, Peer
-from buffer.run_state import Now, RunState
+from buffer.run_state import AGE_EDGES, Now, RunState
 from buffer.wire import Checkpoint, Publication, Reason, Refusal
 
 _NUM_CHECKPOINTS = 2
@@ -36,10 +36,23 @@ def on_publication(run: RunState, peer: Peer, record: Publication, now: Now) -> 
         )
     run.published = (lineage, version)
     run.deadlines.published(version)
+    if version > run.ledger.acked:
+        run.published_unix_s[version] = now.unix_s
     run.put(("INSERT OR IGNORE INTO publications VALUES (?, ?, ?)", (lineage, version, now.unix_s)))
     if checksum is not None:
         run.checksums[run.published] = checksum
         run.put(("INSERT OR IGNORE INTO checksums VALUES (?, ?, ?)", (lineage, version, checksum)))
+
+
+def observe_lag(run: RunState, now: Now) -> None:
+    """How long versions took to be loaded by all live engines, the slowest that is; and how many newer ones there were
+    by then. An engine that starts takes version 0 when it can, which says nothing.
+    """
+    for version in [version for version in run.published_unix_s if version <= run.ledger.acked]:
+        lag_s = now.unix_s - run.published_unix_s.pop(version)
+        if version > 0:
+            run.meters.observe("publish_lag_s", max(0.0, lag_s))
+            run.meters.observe("publish_lag_versions", run.published[1] - version, edges=AGE_EDGES)
 
 
 def on_checkpoint(run: RunState, peer: Peer, record: Checkpoint, now: Now) -> None:

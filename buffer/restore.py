@@ -122,6 +122,12 @@ def _restore_learner(run: RunState, storage: Storage) -> None:
     if newest:
         run.published = newest[0]
         run.deadlines.published(run.published[1])
+    run.published_unix_s = dict(
+        storage.index.rows(
+            "SELECT version, max(unix_s) FROM publications GROUP BY version "
+            "HAVING version > (SELECT value FROM meta WHERE key = 'acked')"
+        )
+    )
     for lineage, version, checksum in storage.index.rows("SELECT lineage, version, checksum FROM checksums"):
         run.checksums[lineage, version] = checksum
     run.checkpoints = [

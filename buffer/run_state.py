@@ -76,6 +76,8 @@ class RunState:
         """the evaluation at the start was begun"""
         self.published = (-1, -1)
         """lineage and version of the newest publication on record"""
+        self.published_unix_s: dict[int, float] = {}
+        """when versions that not all live engines have loaded were put on record, the last time counting"""
         self.checksums: dict[tuple[int, int], int] = {}
         """(lineage, version) -> what an acknowledgement of it must say"""
         self.outcomes: deque[str] = deque(maxlen=ALL_RIGHT_STEPS * settings.groups_per_step)

@@ -17,7 +17,7 @@ from buffer.dials import on_dial
 from buffer.evaluation import advance
 from buffer.handlers_actor import on_exclude, on_finish, on_loaded, on_turn
 from buffer.handlers_group import on_decide, on_next_group, on_take
-from buffer.handlers_learner import on_checkpoint, on_publication
+from buffer.handlers_learner import observe_lag, on_checkpoint, on_publication
 from buffer.peers import Peer
 from buffer.report import status
 from buffer.run_state import Now, RunState
@@ -152,6 +152,7 @@ class Service:
 
     def settle(self, now: Now) -> None:
         """After changes: the run's phase and new tickets, before parked requests are asked again."""
+        observe_lag(self.run, now)
         advance(self.run, now)
         self.run.issue(now)
 

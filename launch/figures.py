@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from sandbox.api import Status, is_failure, is_infra
@@ -62,7 +63,7 @@ def figures(directory: Path) -> dict[str, Any]:
             ],
             "evaluations": {phase: _evaluation(db, phase) for (phase,) in db.execute("SELECT phase FROM evaluations")},
         }
-        return out | _ages(db.execute(TRAINED, (steps,)))
+        return out | _publish_lag(db) | _ages(db.execute(TRAINED, (steps,)))
 
 
 def _learner_steps(db: sqlite3.Connection) -> int:
@@ -70,6 +71,27 @@ def _learner_steps(db: sqlite3.Connection) -> int:
         _one(db, "SELECT coalesce(max(version), 0) FROM publications"),
         _one(db, "SELECT coalesce(max(version), 0) FROM checkpoints"),
     )
+
+
+def _publish_lag(db: sqlite3.Connection) -> dict[str, Any]:
+    """Of versions from 1 on: from the last record of the publication to the acknowledgement after which all live
+    engines had that version, in seconds and in newer versions published by then.
+    """
+    publications = db.execute("SELECT version, unix_s FROM publications ORDER BY unix_s").fetchall()
+    raised = db.execute("SELECT acked, min(unix_s) FROM acknowledgements GROUP BY acked ORDER BY acked").fetchall()
+    seconds, versions = [], []
+    for version in sorted({version for version, _ in publications if version > 0}):
+        acknowledged_s = min((unix_s for acked, unix_s in raised if acked >= version), default=None)
+        if acknowledged_s is None:
+            continue
+        before = [one for one in publications if one[1] <= acknowledged_s]
+        seconds.append(acknowledged_s - max((s for known, s in before if known == version), default=acknowledged_s))
+        versions.append(max(known for known, _ in before) - version)
+    return {"publish_lag_s": _spread(seconds), "publish_lag_versions": _spread(versions)}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    return {"p50": median(values) if values else None, "max": max(values, default=None)}
 
 
 def _one(db: sqlite3.Connection, sql: str, *parameters: Any) -> Any:

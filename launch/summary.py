@@ -31,6 +31,8 @@ FIGURES = (
     "tokens_generated",
     "tokens_trained",
     "weights_pause_s",
+    "publish_lag_s",
+    "publish_lag_versions",
 )
 
 
@@ -89,11 +91,17 @@ def lines(summary: dict[str, Any]) -> list[str]:
         f"allowed {summary['max_staleness']}",
         f"wall           {summary['wall_s']:.1f} s, {summary['rollouts_per_s']:.1f} rollouts/s; "
         f"engines paused {_number(summary['weights_pause_s'])} s for weights",
+        f"publish lag    {_lag(summary, 'p50')} s in the middle, {_lag(summary, 'max')} s at most, until all engines "
+        "had a version",
     ]
 
 
 def _share(summary: dict[str, Any], name: str) -> str:
     return f"{_number(summary[f'{name}_start'])} -> {_number(summary[f'{name}_end'])}"
+
+
+def _lag(summary: dict[str, Any], name: str) -> str:
+    return _number((summary["publish_lag_s"] or {}).get(name))
 
 
 def _number(value: float | None) -> str:

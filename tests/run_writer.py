@@ -93,7 +93,14 @@ class Writer:
         )
         record, _ = encode(Batch, Batch(step=step, groups=(group,)))
         self.statements.append(("INSERT INTO batches VALUES (?, 0, ?, ?)", (step, base, record)))
-        self.statements.append(("INSERT INTO publications VALUES (1, ?, 0)", (step + 1,)))
+        version = step + 1
+        self.statements += [
+            ("INSERT INTO publications VALUES (1, ?, ?)", (version, 10.0 * version)),
+            (
+                "INSERT INTO acknowledgements VALUES ('rollout-0', 1, 1, ?, 0, 0.1, ?, ?)",
+                (version, 10.0 * version + 0.5 * version, version),
+            ),
+        ]
 
     def close(self) -> None:
         self.segments.append(self.records)

@@ -549,3 +549,29 @@ async def test_figures_that_cannot_be_written_are_counted_and_the_run_goes_on(tm
                     break
                 await learner.heartbeat({})
         await peers.engine("rollout-0")
+
+
+async def test_publish_lag_ends_when_the_slowest_engine_has_the_version(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings(groups_per_step=1, max_staleness=1)) as peers:
+        learner, roc = await peers.learner(), await peers.join("filter", "filter-0")
+        quick, slow = await peers.engine("rollout-0"), await peers.engine("rollout-1")
+
+        async def lags(name: str) -> tuple[int, float]:
+            histogram = (await learner.status())["buffer"]["histograms"].get(name, {"counts": [], "sum": 0.0})
+            return sum(histogram["counts"]), histogram["sum"]
+
+        for lease in await quick.lease(8, 0, 1.0):
+            await complete(quick, lease)
+        await decide_all(roc)
+        for step in range(2):
+            assert await learner.take(step, 1.0) is not None
+            await learner.record_publication(1, step + 1)
+        await quick.loaded(Loaded(lineage=1, version=2, checksum=1, pause_s=0.0))
+        assert await lags("publish_lag_s") == (0, 0.0)
+        await slow.loaded(Loaded(lineage=1, version=1, checksum=1, pause_s=0.0))
+        first, first_s = await lags("publish_lag_s")
+        assert (first, first_s > 0.0) == (1, True)
+        assert await lags("publish_lag_versions") == (1, 1.0)  # version 2 was out by then
+        await slow.close()
+        assert (await lags("publish_lag_s"))[0] == 2
+        assert await lags("publish_lag_versions") == (2, 1.0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import sqlite3
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,11 @@ def test_the_summary_is_what_the_audit_recomputes(run: Path) -> None:
     assert summary["learner_steps"] == 3
     assert summary["groups_dropped"] == {"all_right": 1}
     assert sum(summary["roles"]["learner-0"]["clock"].values()) == pytest.approx(1.0)
-    assert len(lines(summary)) == 6
+    assert summary["publish_lag_s"] == {"p50": 1.0, "max": 1.5}  # 0.5, 1 and 1.5 s after their publications
+    assert summary["publish_lag_versions"] == {"p50": 0, "max": 0}
+    assert "1.500 s at most" in lines(summary)[-1]
+    (run / "summary.json").write_text(json.dumps(summary | {"publish_lag_s": {"p50": 1.0, "max": 1.4}}))
+    assert audit.report.audit(run).findings["summary"][0].startswith("publish_lag_s = ")
 
 
 def test_what_was_thrown_away_is_told_beside_what_was_trained(run: Path) -> None:
@@ -54,6 +61,16 @@ def test_what_was_thrown_away_is_told_beside_what_was_trained(run: Path) -> None
     assert told["groups_by_state"]["dropped"] == sum(told["groups_dropped"].values()) > 0
     assert released == told["groups_trained"] > 0
     assert 0 < told["tokens_trained"] < told["tokens_generated"]
+
+
+def test_a_version_that_engines_skip_lags_by_those_that_came_meanwhile(run: Path) -> None:
+    """Version 1 is loaded by no engine before version 3 is out; a learner that starts again publishes 2 once more."""
+    with closing(sqlite3.connect(run / "buffer" / "index.sqlite")) as index, index:
+        index.execute("DELETE FROM acknowledgements WHERE version < 3")
+        index.execute("INSERT INTO publications VALUES (2, 2, 25.0)")
+    expected = {"publish_lag_s": {"p50": 6.5, "max": 21.5}, "publish_lag_versions": {"p50": 1, "max": 2}}
+    assert {name: figures(run)[name] for name in expected} == expected
+    assert {name: audit.report.audit(run).figures[name] for name in expected} == expected
 
 
 def test_a_false_summary_is_found(run: Path) -> None:

@@ -41,10 +41,40 @@ def figures(run: Run) -> dict[str, Any]:
         "tokens_trained": sum(turn.num_output_tokens for rollout in kept for turn in rollout.turns),
         "reward_trained_mean": _mean(rollout.reward for rollout in kept),
         **ages(run),
+        **publish_lag(run),
         "evaluations": {phase: _evaluation(run, phase) for phase in run.evaluations},
         "steps": _steps(run),
         "versions": _versions(train),
     }
+
+
+def publish_lag(run: Run) -> dict[str, dict[str, float | None]]:
+    """From each version's record to the acknowledgement by the slowest engine: seconds, and newer versions by then."""
+    events = [(at, 0, version) for at, version in run.published_unix_s]
+    events += [(at, 1, version) for at, version in run.raised_unix_s]
+    waiting: dict[int, float] = {}
+    seconds: list[float] = []
+    behind: list[float] = []
+    newest = reached = 0
+    for at, is_acknowledgement, version in sorted(events):
+        if not is_acknowledgement:
+            newest = max(newest, version)
+            if version > reached:
+                waiting[version] = at
+            continue
+        reached = max(reached, version)
+        for one in [one for one in waiting if one <= reached]:
+            seconds.append(at - waiting.pop(one))
+            behind.append(newest - one)
+    return {"publish_lag_s": _spread(seconds), "publish_lag_versions": _spread(behind)}
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    if not values:
+        return {"p50": None, "max": None}
+    ordered, half = sorted(values), len(values) // 2
+    middle = ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    return {"p50": middle, "max": ordered[-1]}
 
 
 def ages(run: Run) -> dict[str, Any]:

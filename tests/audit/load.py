@@ -116,6 +116,10 @@ class Run:
     batches: dict[int, tuple[int, list[Any]]]
     """step: (acked when taken, [step, [[group, base, deadline, rollouts, rewards, lengths, output lengths]...]])"""
     publications: list[tuple[int, int]]
+    published_unix_s: list[tuple[float, int]]
+    """time and version of each publication's record, in order"""
+    raised_unix_s: list[tuple[float, int]]
+    """time of each acknowledgement, and the version that all live engines had after it, in order"""
     """(lineage, version)"""
     evaluations: dict[str, tuple[int, int, int]]
     """phase: (lineage, version, num_problems)"""
@@ -170,9 +174,9 @@ def load(directory: Path) -> Run:
                 row["step"]: (row["acked"], msgpack.unpackb(row["record"]))
                 for row in db.execute("SELECT * FROM batches")
             },
-            publications=[
-                tuple(row) for row in db.execute("SELECT lineage, version FROM publications ORDER BY unix_s")
-            ],
+            publications=_pairs(db, "SELECT lineage, version FROM publications ORDER BY unix_s"),
+            published_unix_s=_pairs(db, "SELECT unix_s, version FROM publications ORDER BY unix_s"),
+            raised_unix_s=_pairs(db, "SELECT unix_s, acked FROM acknowledgements ORDER BY unix_s"),
             evaluations={
                 row["phase"]: (row["lineage"], row["version"], row["num_problems"])
                 for row in db.execute("SELECT * FROM evaluations")
@@ -230,6 +234,10 @@ def _rollout(row: sqlite3.Row) -> Rollout:
         num_output_tokens=row["num_output_tokens"] or 0,
         num_tokens=row["num_tokens"] or 0,
     )
+
+
+def _pairs(db: sqlite3.Connection, sql: str) -> list[tuple[Any, Any]]:
+    return [(row[0], row[1]) for row in db.execute(sql)]
 
 
 def _turn(row: sqlite3.Row) -> Turn:
