@@ -1,6 +1,6 @@
 """Runs a command and keeps what it showed: `python -m tests.evidence NAME [--run RUN] [--note TEXT] -- COMMAND...`
 
-Consumes    a clean work tree (else its commit would be a wrong name for what ran); a command that prints JSON, or one
+Consumes    a work tree as committed (else its commit would be a wrong name for what ran); a command that prints JSON, or one
             that leaves a run in RUN
 Produces    tests/evidence/NAME.json: commit, command, exit code, machine, seconds; of a run its summary, audit, times
 Waits for   the command's end
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--note", default="", help="what else the machine did")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
-    if changed := _git("status", "--porcelain"):
+    if changed := _git("status", "--porcelain", "--", ".", ":!tests/evidence/*.json"):
         print(f"the work tree differs from its commit, commit first:\n{changed}", file=sys.stderr)
         return 2
     begun_s = time.monotonic()
