@@ -1,7 +1,7 @@
 """Runs a command and keeps what it showed: `python -m tests.evidence NAME [--run RUN] [--note TEXT] -- COMMAND...`
 
-Consumes    a work tree as committed (else its commit would be a wrong name for what ran); a command that prints JSON, or one
-            that leaves a run in RUN
+Consumes    a work tree as committed (else its commit would be a wrong name for what ran); a command that prints JSON,
+            or one that leaves a run in RUN
 Produces    tests/evidence/NAME.json: commit, command, exit code, machine, seconds; of a run its summary, audit, times
 Waits for   the command's end
 Invariant   nothing in the file is typed by hand; a run's figures beside its summary are computed without code of ours
