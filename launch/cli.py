@@ -41,12 +41,13 @@ def run(recipe: RecipePath, overrides: Overrides = None, address: Address = "", 
     from launch import preflight
 
     tree = load(recipe, overrides or ())
-    checked = preflight.check(tree)
+    checked = preflight.check(tree, address=address)
     if dry_run:
         from launch.derive import derive, lines
 
         typer.echo(to_toml(tree))
-        typer.echo("# what follows\n" + "\n".join(f"# {line}" for line in lines(derive(tree, checked.shape))))
+        followed = lines(derive(tree, checked.shape, checked.device))
+        typer.echo("# what follows\n" + "\n".join(f"# {line}" for line in followed))
         return
     from launch.driver import drive
 
@@ -61,7 +62,7 @@ def resume(directory: RunDirectory, overrides: Overrides = None, address: Addres
     stored, place = _stored(directory), f"run.directory={json.dumps(str(directory))}"
     tree = parse(stored, [place, *(overrides or ())], str(directory))
     preflight.check_fixed(parse(stored, [place], str(directory)), tree)
-    checked = preflight.check(tree, resume=True)
+    checked = preflight.check(tree, resume=True, address=address)
     from launch.driver import drive
 
     _leave(drive(tree, address=address, fingerprint=checked.problems.fingerprint()))

@@ -63,7 +63,7 @@ class Crew:
                 )
                 self._handles[spec.name] = start(
                     spec,
-                    environment=role_environment(self._recipe, role, scratch),
+                    environment=role_environment(role, scratch),
                     max_restarts=self._recipe.run.max_restarts,
                     num_gpus=cluster.accelerators(self._recipe, role) if gpus else 0,
                 )

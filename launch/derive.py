@@ -82,19 +82,19 @@ class Derived:
     """if every kept rollout had the greatest length"""
     disk_bytes_per_step_max: int
     kv_tokens_per_engine: int | None
-    """None where the accelerator decides"""
+    """None where the accelerator or the host decides"""
     full_length_rollouts_per_engine: int | None
     engine_weight_bytes: int
     learner_state_bytes: int
     """per rank: weights, gradients and AdamW's two moments, as the ZeRO stage shards them"""
 
 
-def derive(recipe: Recipe, shape: Shape) -> Derived:
-    """Everything that follows."""
+def derive(recipe: Recipe, shape: Shape, device: str) -> Derived:
+    """Everything that follows. `device` is that of the engines: "auto" where nobody knows before they are there."""
     step, rollout = recipe.groups, recipe.rollout
     tickets = (recipe.staleness.max_staleness + 1) * step.groups_per_step
     kept = step.groups_per_step * step.group_size
-    kv_mib = rollout.kv_cache_mib or (CPU_KV_MIB if rollout.device in ("auto", "cpu") else None)
+    kv_mib = rollout.kv_cache_mib or (CPU_KV_MIB if device == "cpu" else None)
     per_token = shape.kv_bytes_per_token(rollout.dtype) // rollout.tensor_parallel
     kv_tokens = None if kv_mib is None else kv_mib * MIB // per_token
     return Derived(
@@ -131,7 +131,7 @@ def _learner_bytes(recipe: Recipe, num_parameters: int) -> int:
 
 def lines(derived: Derived) -> list[str]:
     """For people."""
-    kv = "the accelerator decides"
+    kv = "the engine's host decides"
     if derived.kv_tokens_per_engine is not None:
         kv = (
             f"{derived.kv_tokens_per_engine:,} tokens per engine, "

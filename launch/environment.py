@@ -1,6 +1,6 @@
 """Environment variables of Ray and of role processes, in one place.
 
-Consumes    a recipe, a role; this host's device files
+Consumes    a recipe, a role; the device files of the host that asks
 Produces    variables; a refusal where two voices would say which accelerators are seen
 Waits for   nothing
 Invariant   ROCm's own settings stand in actors/platform.py; nothing here or there sets a *_VISIBLE_DEVICES: Ray does
@@ -31,16 +31,23 @@ ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Keeps a Ray of one node on 127.0.0.1; with it no node can join, so nodes of a cluster do without."""
 
 
-def role_environment(recipe: Recipe, role: str, scratch: Path) -> dict[str, str]:
-    """What a role's process is started with; roles that share a host's cores take one thread each.
+def role_environment(role: str, scratch: Path) -> dict[str, str]:
+    """What a role's process is started with, on whatever host; roles that share a host's cores take one thread each.
 
     `scratch` is for the temporary files of libraries, some of which leave them behind.
     """
-    device = detect_device() if recipe.rollout.device == "auto" else recipe.rollout.device
     variables = {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
     if role in ("rollout", "learner"):
-        variables |= platform.environment(device, recipe.rollout)
         variables["HF_HUB_OFFLINE"] = "1"  # the model is a folder; only the buffer may have a data set to fetch
+    return variables
+
+
+def device_environment(recipe: Recipe, role: str, here: str) -> dict[str, str]:
+    """What a role's process sets before it imports torch or vLLM; `here` is the device of the host it runs on, which
+    "auto" means.
+    """
+    device = here if recipe.rollout.device == "auto" else recipe.rollout.device
+    variables = platform.environment(device, recipe.rollout) if role in ("rollout", "learner") else {}
     if role == "learner" and device == "cpu":
         variables |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return variables

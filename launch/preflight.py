@@ -19,6 +19,7 @@ from typing import Any
 from actors.problems import ProblemError, ProblemStream
 from launch.config import ConfigError
 from launch.derive import Shape, derive, read_shape
+from launch.environment import detect_device
 from launch.tree import Recipe
 
 
@@ -28,10 +29,12 @@ class Checked:
 
     shape: Shape
     problems: ProblemStream
+    device: str
+    """of the engines; auto: that of hosts that are not known yet"""
 
 
-def check(recipe: Recipe, *, resume: bool = False) -> Checked:
-    """All checks, cheapest first.
+def check(recipe: Recipe, *, resume: bool = False, address: str = "") -> Checked:
+    """All checks, cheapest first. What depends on the engines' host is checked where that is this one: no `address`.
 
     Raises:
         ConfigError: the first that fails, with the remedy.
@@ -39,9 +42,12 @@ def check(recipe: Recipe, *, resume: bool = False) -> Checked:
     check_directory(recipe, resume=resume)
     check_ports(recipe)
     shape = check_model(recipe)
-    check_sizes(recipe, shape)
+    device: str = recipe.rollout.device
+    if device == "auto" and not address:
+        device = detect_device()
+    check_sizes(recipe, shape, device)
     check_chat(recipe)
-    return Checked(shape=shape, problems=check_problems(recipe))
+    return Checked(shape=shape, problems=check_problems(recipe), device=device)
 
 
 FIXED = (
@@ -129,7 +135,7 @@ def check_model(recipe: Recipe) -> Shape:
         ) from error
 
 
-def check_sizes(recipe: Recipe, shape: Shape) -> None:
+def check_sizes(recipe: Recipe, shape: Shape, device: str) -> None:
     """What the model and the KV cache can hold."""
     rollout = recipe.rollout
     if rollout.max_length > shape.max_length_tokens:
@@ -137,7 +143,7 @@ def check_sizes(recipe: Recipe, shape: Shape) -> None:
             f"rollout.max_length = {rollout.max_length} exceeds the model's {shape.max_length_tokens} positions "
             f"(max_position_embeddings): lower it to {shape.max_length_tokens}"
         )
-    derived = derive(recipe, shape)
+    derived = derive(recipe, shape, device)
     if derived.full_length_rollouts_per_engine == 0:
         per_token = shape.kv_bytes_per_token(rollout.dtype) / rollout.tensor_parallel
         raise ConfigError(

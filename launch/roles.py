@@ -25,6 +25,7 @@ from typing import Any
 from buffer.doors import Keys
 from launch import warden
 from launch.config import validate
+from launch.environment import detect_device, device_environment
 from launch.tree import Recipe
 
 SHORTEST_LIFE_S = 3.0
@@ -87,6 +88,7 @@ class Role:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         warden.kill_marked(self._spec.marks)
+        os.environ.update(device_environment(self._spec.settings(), self._spec.role, detect_device()))
         os.makedirs(os.environ["TMPDIR"], exist_ok=True)  # on hosts other than the driver's it is not there yet
         _log_to(Path(self._spec.directory) / "logs" / f"{self._spec.name}.log")
         threading.Thread(target=self._live, name=self._spec.name, daemon=True).start()

@@ -11,7 +11,7 @@ import pytest
 from launch.cluster import needed
 from launch.config import ConfigError, dials, load, parse, to_toml
 from launch.derive import Shape, derive
-from launch.environment import role_environment
+from launch.environment import device_environment, role_environment
 from launch.preflight import check_fixed
 
 DIALS = """
@@ -136,7 +136,7 @@ def test_a_step_follows_from_the_dials() -> None:
         ["staleness.max_staleness=2", "groups.groups_per_step=8", "groups.group_size=4", "rollout.dtype=float32"],
         "r.toml",
     )
-    derived = derive(recipe, TINY)
+    derived = derive(recipe, TINY, "cpu")
     assert (derived.tickets, derived.rollouts_in_flight) == (24, 192)
     assert (derived.rollouts_per_step, derived.trajectories_per_step) == (64, 32)
     assert derived.tokens_per_step_max == 32 * 1024
@@ -148,7 +148,9 @@ def test_a_step_follows_from_the_dials() -> None:
 def test_the_learners_memory_follows_the_zero_stage() -> None:
     sizes = [
         derive(
-            parse(LEAST, [f"learner.zero_stage={stage}", "learner.ranks=4", "learner.dtype=bfloat16"], "r.toml"), TINY
+            parse(LEAST, [f"learner.zero_stage={stage}", "learner.ranks=4", "learner.dtype=bfloat16"], "r.toml"),
+            TINY,
+            "cpu",
         ).learner_state_bytes
         / TINY.num_parameters
         for stage in range(4)
@@ -158,8 +160,29 @@ def test_the_learners_memory_follows_the_zero_stage() -> None:
 
 def test_only_roles_that_load_the_model_are_kept_from_the_network(tmp_path: Path) -> None:
     recipe = parse(LEAST, [], "r.toml")
-    offline = {role: "HF_HUB_OFFLINE" in role_environment(recipe, role, tmp_path) for role in needed(recipe)}
+    offline = {role: "HF_HUB_OFFLINE" in role_environment(role, tmp_path) for role in needed(recipe)}
     assert [role for role, is_offline in offline.items() if is_offline] == ["rollout", "learner"]
+
+
+def test_auto_means_the_device_of_the_host_on_which_a_role_runs(tmp_path: Path) -> None:
+    """The driver's host says nothing about others: what it gives every role is the same for any device."""
+    auto, fixed = parse(LEAST, [], "r.toml"), parse(LEAST, ["rollout.device=cpu", "rollout.cpu_threads=3"], "r.toml")
+    given = {**role_environment("rollout", tmp_path), **role_environment("learner", tmp_path)}
+    assert not [name for name in given if name.startswith(("VLLM", "HIP", "HSA", "NCCL", "TORCH", "DS_"))]
+    rocm = device_environment(auto, "rollout", "rocm")
+    assert rocm["VLLM_ROCM_USE_AITER"] == "0"
+    assert "TORCHDYNAMO_DISABLE" not in rocm
+    assert "DS_ACCELERATOR" not in device_environment(auto, "learner", "cuda")
+    assert device_environment(auto, "learner", "cpu")["DS_ACCELERATOR"] == "cpu"
+    assert device_environment(fixed, "rollout", "rocm")["OMP_NUM_THREADS"] == "3"
+    assert device_environment(fixed, "learner", "rocm")["DS_ACCELERATOR"] == "cpu"
+    assert device_environment(auto, "sandbox", "cpu") == {}
+
+
+def test_nothing_is_claimed_of_a_kv_cache_on_hosts_that_are_not_known_yet() -> None:
+    auto = parse(LEAST, [], "r.toml")
+    assert derive(auto, TINY, "auto").kv_tokens_per_engine is None
+    assert derive(auto, TINY, "cpu").kv_tokens_per_engine is not None
 
 
 @pytest.mark.parametrize(
