@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from buffer.client import PeerSilent, Refused
+from launch.cluster import ranks_apart
 from launch.links import Links
 from launch.roles import Role, RoleSpec
 
@@ -190,10 +191,7 @@ async def _join_ranks(spec: RoleSpec, role: Role, links: Links, world: int) -> C
         ) from error
     host, _, os.environ["MASTER_PORT"] = meeting.partition(" ")
     if host != _here(spec):
-        raise RanksApart(
-            f"{spec.name} is on host {_here(spec)}, learner-0 on {host}: collectives know no keys, so that all ranks "
-            "must be on one host; offer them with bash launch/learner.sh --count on that host alone"
-        )
+        raise RanksApart(ranks_apart(world, {host: 1, _here(spec): 1}))  # a node that joined after the driver looked
 
     async def watch() -> None:
         while await links.rendezvous("learner-0") == meeting:  # noqa: ASYNC110 - of another process

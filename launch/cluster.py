@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,7 @@ def wait_for_roles(recipe: Recipe, say: Callable[[str], None]) -> None:
 
     Raises:
         TimeoutError: run.start_timeout_s are over; the message says what is missing.
+        ConfigError: the learner's ranks would be on several hosts.
     """
     end_s, said = time.monotonic() + recipe.run.start_timeout_s, ""
     while missing := _missing(recipe):
@@ -159,6 +160,33 @@ def wait_for_roles(recipe: Recipe, say: Callable[[str], None]) -> None:
         if time.monotonic() > end_s:
             raise TimeoutError(f"after run.start_timeout_s = {recipe.run.start_timeout_s:g} still missing: {words}")
         time.sleep(POLL_S)
+    if fault := ranks_apart(recipe.learner.ranks, _offers("learner")):
+        raise ConfigError(fault)
+
+
+def ranks_apart(ranks: int, offers: Mapping[str, int]) -> str:
+    """Why the ranks can't be on one host, given how many each host offers; "" when they are."""
+    hosts = {host: count for host, count in offers.items() if count}
+    if ranks == 1 or len(hosts) <= 1:
+        return ""
+    there = ", ".join(f"{host}: {count}" for host, count in sorted(hosts.items()))
+    return (
+        f"learner.ranks = {ranks}, offered by {len(hosts)} hosts ({there}), 1 is allowed: their collectives know no "
+        f"keys and stay on loopback; offer all on one host with bash launch/learner.sh --count {ranks} and end the "
+        "others, or set learner.ranks to 1"
+    )
+
+
+def _offers(role: str) -> dict[str, int]:
+    """How many of the role each host of the cluster offers."""
+    import ray
+
+    offers: dict[str, int] = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            host = node["NodeManagerAddress"]
+            offers[host] = offers.get(host, 0) + int(node["Resources"].get(role, 0))
+    return offers
 
 
 def num_hosts() -> int:

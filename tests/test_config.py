@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launch.cluster import needed
+from launch.cluster import needed, ranks_apart
 from launch.config import ConfigError, dials, load, parse, to_toml
 from launch.derive import Shape, derive
 from launch.environment import device_environment, role_environment
@@ -177,6 +177,14 @@ def test_auto_means_the_device_of_the_host_on_which_a_role_runs(tmp_path: Path) 
     assert device_environment(fixed, "rollout", "rocm")["OMP_NUM_THREADS"] == "3"
     assert device_environment(fixed, "learner", "rocm")["DS_ACCELERATOR"] == "cpu"
     assert device_environment(auto, "sandbox", "cpu") == {}
+
+
+def test_ranks_on_several_hosts_are_refused_when_the_nodes_have_joined() -> None:
+    assert ranks_apart(2, {"10.0.0.1": 2, "10.0.0.2": 0}) == ""
+    assert ranks_apart(1, {"10.0.0.1": 1, "10.0.0.2": 1}) == ""
+    told = ranks_apart(2, {"10.0.0.2": 1, "10.0.0.1": 2})
+    assert told.startswith("learner.ranks = 2, offered by 2 hosts (10.0.0.1: 2, 10.0.0.2: 1), 1 is allowed: ")
+    assert "bash launch/learner.sh --count 2" in told
 
 
 def test_nothing_is_claimed_of_a_kv_cache_on_hosts_that_are_not_known_yet() -> None:
