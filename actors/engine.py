@@ -12,6 +12,7 @@ until it has loaded one, so that a joiner needs no more than the model's configu
 """
 
 import asyncio
+import hashlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -249,3 +250,8 @@ def _generation(output: Any, generate_s: float) -> Generation:
 def _version_run(span: Any) -> VersionRun:
     lineage, version = span.version.split(".")
     return VersionRun(lineage=int(lineage), version=int(version), num_tokens=span.end - span.start)
+
+
+def seed_of_life(run: str, name: str, epoch: int) -> int:
+    """Of the engine's sampling: another one for each engine and each of its lives."""
+    return int.from_bytes(hashlib.blake2b(f"{run}/{name}/{epoch}".encode(), digest_size=4).digest()) >> 1

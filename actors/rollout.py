@@ -11,7 +11,6 @@ Invariant   a version is acknowledged only after it is loaded whole; a lease is 
 
 import asyncio
 import contextlib
-import hashlib
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from actors.chat import Chat, ChatSettings
-from actors.engine import Engine, EngineDied
+from actors.engine import Engine, EngineDied, seed_of_life
 from actors.episode import Episode, InfrastructureFailed
+from actors.live import NEWEST, obey
 from actors.rollout_figures import MeteredEngine, count_outcome, count_turn, show_occupancy
 from actors.scheduler import KvScheduler
 from actors.settings import RolloutSettings, WeightsSettings
@@ -33,11 +33,8 @@ from buffer.schema import Excluded, Finish, Lease, RolloutKey, Turn
 from buffer.usage import Usage
 from sandbox.client import SandboxClient
 
-__all__ = ["RolloutActor"]
-
 LEASE_WAIT_S = 10.0
-RETRY_S = 0.5
-"""Before leases are asked for again after a refusal."""
+RETRY_S = 0.5  # before leases are asked for again after a refusal
 ENGINE_SILENT_S = 60.0
 """An engine that does not say for so long how full it is counts as dead; loading a version is not counted."""
 
@@ -76,7 +73,7 @@ class RolloutActor:
         self._meters = Meters("rollout", name, time.monotonic(), Usage().read)
         self._rollouts: dict[RolloutKey, asyncio.Task[bool]] = {}  # those without an outcome yet
         self._ended = asyncio.Event()  # a rollout has ended since it was last cleared
-        self._engine: Engine
+        self._engine: Engine  # this and what follows: once the engine has started
         self._metered: MeteredEngine
         self._chat: Chat
         self._scheduler: KvScheduler
@@ -90,10 +87,10 @@ class RolloutActor:
             EngineDied: so is this engine.
         """
         epoch = (await self._buffer.connect()).epoch
+        await self._obey_dials()
         tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._work(epoch))]
         try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
+            for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
                 task.result()
         except Exception as error:
             await self._say_failed(error)
@@ -112,19 +109,28 @@ class RolloutActor:
                 if await self._buffer.heartbeat(self._meters.snapshot(time.monotonic())) == "done":
                     return
                 await self._renew()
+                await self._obey_dials()
             await asyncio.sleep(self._heartbeat_s)
+
+    async def _obey_dials(self) -> None:
+        turned, runs = await self._buffer.dials(), hasattr(self, "_versions")
+        settings = (self._settings, self._weights_settings)
+        self._settings, self._weights_settings = obey(turned, self._engine.loaded[1] if runs else NEWEST, *settings)
+        if runs:
+            self._scheduler.allow(self._settings.concurrency)
+            self._versions.settings = self._weights_settings
 
     async def _renew(self) -> None:
         held = dict(self._rollouts)
-        for key in await self._buffer.renew(list(held)) if held else []:
-            if self._rollouts.get(key) is held[key]:
-                self._stop(key)
+        lost = await self._buffer.renew(list(held)) if held else []
+        for key in (one for one in lost if self._rollouts.get(one) is held[one]):
+            self._stop(key)
 
     async def _work(self, epoch: int) -> None:
         self._tell_clock("engine to start")
         self._chat = await asyncio.to_thread(Chat.load, self._model, self._chat_settings)
         self._engine = await Engine.start(
-            self._model, self._settings, self._weights_settings, seed=_seed(self._run, self._name, epoch)
+            self._model, self._settings, self._weights_settings, seed=seed_of_life(self._run, self._name, epoch)
         )
         self._metered = MeteredEngine(self._engine, self._meters)
         self._scheduler = KvScheduler(
@@ -172,9 +178,8 @@ class RolloutActor:
             if room == 0:
                 await self._ended.wait()
                 continue
-            version = self._engine.loaded[1]
             with contextlib.suppress(PeerSilent):
-                for lease in await self._ask_for_leases(room, version):
+                for lease in await self._ask_for_leases(room, self._engine.loaded[1]):
                     self._begin(lease, group)
 
     async def _ask_for_leases(self, room: int, version: int) -> list[Lease]:
@@ -293,8 +298,3 @@ class RolloutActor:
         if hasattr(self, "_engine"):
             await self._engine.close()
         await self._buffer.close()
-
-
-def _seed(run: str, name: str, epoch: int) -> int:
-    """Of the engine's sampling: another one for each engine and each of its lives."""
-    return int.from_bytes(hashlib.blake2b(f"{run}/{name}/{epoch}".encode(), digest_size=4).digest()) >> 1

@@ -52,6 +52,10 @@ class KvScheduler:
         self._sorted: Floats = np.array([float(max_length)])
         self._edges: Floats = max_length * np.linspace(0.0, 1.0, STEPS + 1) ** 2  # finer where most rollouts end
 
+    def allow(self, concurrency: int) -> None:
+        """At most so many from now on; those that run beyond it go on to their ends."""
+        self._concurrency = concurrency
+
     @property
     def running(self) -> int:
         return len(self._held)

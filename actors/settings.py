@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from buffer.settings import LIVE
+
 __all__ = ["Device", "Dtype", "RolloutSettings", "WeightsSettings"]
 
 Device = Literal["auto", "cpu", "cuda", "rocm"]
@@ -21,7 +23,7 @@ class RolloutSettings(BaseModel):
 
     engines: int = Field(default=1, ge=1)
     """Rollout actors, each with an engine of its own."""
-    concurrency: int = Field(default=64, ge=1)
+    concurrency: int = Field(default=64, ge=1, json_schema_extra=LIVE)
     """Most rollouts at once in one engine; its KV cache may allow fewer."""
     max_turns: int = Field(default=4, ge=1)
     """Most generations of one rollout; a call made in the last one is not executed."""
@@ -60,5 +62,5 @@ class WeightsSettings(BaseModel):
     kv: Literal["recompute", "keep"] = "recompute"
     """KV of running requests at a new version: recompute it, so that log-probs are those of one version; or keep it,
     cheaper with long contexts, with log-probs of mixed KV that no trainer can reproduce."""
-    ack_timeout_s: float = Field(default=120.0, gt=0)
+    ack_timeout_s: float = Field(default=120.0, gt=0, json_schema_extra=LIVE)
     """Longest from a version's publication to its acknowledgement; an engine that needs longer is restarted."""

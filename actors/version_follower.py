@@ -42,7 +42,7 @@ class VersionFollower:
         changed: Callable[[], None],
     ) -> None:
         """`acknowledge` returns when the buffer knows; `changed` is called when what is public here has."""
-        self._engine, self._client, self._settings, self._meters = engine, client, settings, meters
+        self._engine, self._client, self.settings, self._meters = engine, client, settings, meters
         self._acknowledge, self._changed = acknowledge, changed
         self.swapping = False
         """the engine is paused for a version"""
@@ -88,7 +88,7 @@ class VersionFollower:
         self._changed()
 
     async def _receive(self, manifest: WeightsManifest) -> Staged | None:
-        limit_s = self._settings.ack_timeout_s
+        limit_s = self.settings.ack_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 return await self._client.receive(manifest)

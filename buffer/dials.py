@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from buffer.index import put_meta
 from buffer.run_state import Now, RunState
 from buffer.settings import MAX_STALENESS, BufferSettings
-from buffer.wire import Dial, Reason, Refusal, Turned
+from buffer.wire import Dial, Reason, Refusal, Turned, value_at
 
 STALENESS = "staleness.max_staleness"
 MAX_CONCURRENCY = 1 << 20
@@ -90,12 +90,6 @@ def on_dial(run: RunState, dial: Dial, now: Now) -> None:
         )
     _obey(run, dial.name, dial.value)
     _record(run, dial.name, dial.value, now)
-
-
-def value_at(turned: Iterable[Turned], name: str, step: int) -> float | None:
-    """A dial's value for a step; None when it is on no record."""
-    known = [one.value for one in turned if one.name == name and one.step <= step]
-    return known[-1] if known else None
 
 
 def begin(run: RunState, given: Mapping[str, float], now: Now) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 
+LIVE: JsonDict = {"live": True}
+"""mark of a setting that may be turned while the run goes on (buffer/dials.py)"""
 MAX_STALENESS = 1000
 """a greater S is a mistake: so many steps' worth of groups would be in the system"""
 
@@ -17,7 +20,7 @@ class BufferSettings(BaseModel):
     """seed of the run: order of problems, RoC's draws and each lease's seed follow from it"""
     steps: int = Field(default=100, ge=1)
     """learner steps that are the run's goal"""
-    max_staleness: int = Field(default=1, ge=0, le=MAX_STALENESS)
+    max_staleness: int = Field(default=1, ge=0, le=MAX_STALENESS, json_schema_extra=LIVE)
     """S: no token older than so many steps is trained; 0 is synchronous"""
     uncorrected: bool = False
     """the loss takes stale tokens for fresh ones (`loss.correction = "none"`): max_staleness stays 0"""
@@ -27,13 +30,13 @@ class BufferSettings(BaseModel):
     """G: rollouts kept per group"""
     num_rollouts: int = Field(default=16, ge=1)
     """rollouts generated per group: 2 G with RoC, G without"""
-    lease_s: float = Field(default=60.0, gt=0)
+    lease_s: float = Field(default=60.0, gt=0, json_schema_extra=LIVE)
     """seconds without renewal after which a rollout is leased to another engine"""
     heartbeat_s: float = Field(default=1.0, gt=0)
     """seconds between two heartbeats of a peer"""
     dead_after_s: float = Field(default=10.0, gt=0)
     """seconds without a heartbeat after which a peer counts as dead"""
-    group_timeout_s: float = Field(default=600.0, gt=0)
+    group_timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=LIVE)
     """seconds from a group's first lease after which it is closed with the rollouts it has"""
     ack_timeout_s: float = Field(default=120.0, gt=0)
     """seconds an engine may take to acknowledge a published version before it is fenced; stopped while the learner

@@ -12,6 +12,7 @@ A peer's ZeroMQ routing id is its name, a NUL and a token of this life: replies 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -130,6 +131,12 @@ class Turned:
     value: float
     step: int
     """first step it holds for"""
+
+
+def value_at(turned: Iterable[Turned], name: str, step: int) -> float | None:
+    """A dial's value for a step: that of its last record up to it; None when there is none."""
+    known = [one.value for one in turned if one.name == name and one.step <= step]
+    return known[-1] if known else None
 
 
 BODIES: dict[str, tuple[Any, Any]] = {

@@ -68,7 +68,12 @@ async def buffer(spec: RoleSpec, role: Role) -> None:
         return None if stream.exhausted(index) else record(stream.at(index))
 
     server = BufferServer(
-        recipe.buffer_settings(), Path(spec.directory), spec.run, problem_at, [record(p) for p in stream.heldout]
+        recipe.buffer_settings(),
+        Path(spec.directory),
+        spec.run,
+        problem_at,
+        [record(p) for p in stream.heldout],
+        live={"rollout.concurrency": recipe.rollout.concurrency, "learner.lr": recipe.learner.lr},
     )
     bind = f"tcp://{_here(spec)}:{recipe.buffer.port or 0}"
     role.listening(await server.start(bind, spec.wire_keys))

@@ -94,6 +94,33 @@ def monitor(
 
 
 @app.command()
+def trace(
+    directory: RunDirectory,
+    output: Annotated[Path, typer.Option(help="File to write, for ui.perfetto.dev or chrome://tracing.")],
+    seconds: Annotated[float, typer.Option(min=0.001, help="How many, up to the last that was recorded.")] = 60.0,
+) -> None:
+    """Writes what a run recorded as one time line: rollouts, turns, calls, swaps, batches, learner steps."""
+    from launch.monitor.trace import trace as record
+
+    _stored(directory)
+    told = record(directory, seconds)
+    output.write_text(json.dumps(told, separators=(",", ":")) + "\n", encoding="utf-8")
+    typer.echo(f"{output}: {len(told['traceEvents'])} events")
+
+
+@app.command(name="set")
+def set_(
+    directory: RunDirectory,
+    change: Annotated[str, typer.Argument(help="TABLE.KEY=VALUE, e.g. staleness.max_staleness=2.", metavar="CHANGE")],
+) -> None:
+    """Turns a live dial of a running training; it holds from the next step on, and stands at a resume."""
+    from launch.turn import turn
+
+    _stored(directory)
+    typer.echo(turn(directory, change))
+
+
+@app.command()
 def sft(
     recipe: RecipePath,
     output: Annotated[Path | None, typer.Option(help="Folder of the model, over the recipe's own.")] = None,

@@ -92,6 +92,16 @@ def dials(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
+def live_dials(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
+    """Dotted names of those that may be turned while a run goes on: so marked in the tree."""
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from live_dials(field.annotation, f"{prefix}{name}.")
+        elif isinstance(extra, dict) and extra.get("live"):
+            yield prefix + name
+
+
 def _explain(fault: Mapping[str, Any], model: type[BaseModel]) -> str:
     """One line a person can act on, from one of pydantic's faults."""
     where = ".".join(str(part) for part in fault["loc"])

@@ -189,9 +189,9 @@ def gradient_of(
     return {name: param.grad.detach().clone() for name, param in model.hf.named_parameters() if param.grad is not None}
 
 
-def learning_rate(settings: LearnerSettings, step: int) -> float:
-    """Rate of step `step` (counted from 0): rises linearly over warmup_steps, then constant."""
-    return settings.lr * min(1.0, (step + 1) / (settings.warmup_steps + 1))
+def learning_rate(settings: LearnerSettings, step: int, lr: float | None = None) -> float:
+    """Rate of step `step` (counted from 0): rises linearly over warmup_steps, then constant; `lr` over the recipe's."""
+    return (settings.lr if lr is None else lr) * min(1.0, (step + 1) / (settings.warmup_steps + 1))
 
 
 def _refuse_non_finite(norm: float) -> None:

@@ -28,7 +28,7 @@ from buffer.doors import Keys
 from buffer.meters import Meters
 from buffer.schema import Batch, Trajectory, Welcome
 from buffer.usage import Usage
-from buffer.wire import Reason
+from buffer.wire import Reason, value_at
 from learner.step_log import StepLog
 from learner.trainer import StepReport, Trainer, TrainerSpec
 from learner.weights import WeightServer
@@ -49,6 +49,8 @@ class Command:
 
     kind: Literal["idle", "train", "save", "pack", "export", "end"]
     batch: Batch | None = None
+    lr: float | None = None
+    """of this step, as it is on record"""
     lineage: int = 0
 
 
@@ -222,7 +224,8 @@ class Learner:
 
     async def _train(self, batch: Batch, *, recomputed: bool) -> None:
         started_s = time.monotonic()
-        report: StepReport = await self._order(Command(kind="train", batch=batch))
+        lr = value_at(await self._client.dials(), "learner.lr", batch.step)
+        report: StepReport = await self._order(Command(kind="train", batch=batch, lr=lr))
         self._log.step(report, step_s=time.monotonic() - started_s, recomputed=recomputed)
         self._on_phase("trained", report.step)
 
@@ -265,7 +268,7 @@ class Learner:
             trajectories = await self._fetch(command.batch)
             self._enter("busy")
             batch = command.batch
-            return await self._in_thread(lambda: trainer.train(batch, trajectories))
+            return await self._in_thread(lambda: trainer.train(batch, trajectories, command.lr))
         self._enter("sync" if command.kind == "pack" else "busy", "the other ranks" if self._world > 1 else "")
         if command.kind == "save":
             return await self._in_thread(trainer.save)

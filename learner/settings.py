@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from buffer.settings import LIVE
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -26,7 +28,9 @@ class LearnerSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="of weights and activations; auto: float32 on CPU, bfloat16 on GPU"
     )
-    lr: float = Field(default=3e-4, gt=0, description="AdamW's learning rate, constant after the warm-up")
+    lr: float = Field(
+        default=3e-4, gt=0, json_schema_extra=LIVE, description="AdamW's learning rate, constant after the warm-up"
+    )
     warmup_steps: int = Field(default=0, ge=0, description="steps over which the rate rises linearly to lr")
     weight_decay: float = Field(default=0.01, ge=0, description="decoupled, on matrices only (not norms or biases)")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW: decay of the mean of gradients")

@@ -149,8 +149,8 @@ class Trainer:
         """The trajectories this rank needs."""
         return [key for micro in self.plan(batch).shares[self._ranks.rank] for key in micro]
 
-    def train(self, batch: Batch, trajectories: Sequence[Trajectory]) -> StepReport:
-        """Check, then take step `version` on the recorded batch.
+    def train(self, batch: Batch, trajectories: Sequence[Trajectory], lr: float | None = None) -> StepReport:
+        """Check, then take step `version` on the recorded batch; `lr` as turned for this step, else the recipe's.
 
         Raises:
             StalenessError: a token breaks the promise.
@@ -163,7 +163,7 @@ class Trainer:
         plan = self.plan(batch)
         micros = build_micro_batches(plan, self._ranks.rank, trajectories, batch_advantages(batch, self._spec.loss))
         sums = self._engine.accumulate(micros, plan.num_loss_tokens, self._spec.loss)
-        lr = learning_rate(settings, step)
+        lr = learning_rate(settings, step, lr)
         grad_norm = self._engine.step(lr)
         gathered = self._ranks.gather((sums, token_ages(step, trajectories)))
         ages: Counter[int] = Counter()

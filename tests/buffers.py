@@ -139,7 +139,8 @@ class Peers:
 @asynccontextmanager
 async def serving(directory: Path, chosen: BufferSettings, **options: Any) -> AsyncIterator[Peers]:
     """A buffer on this loop."""
-    server = BufferServer(chosen, directory, RUN, options.get("problems", problem), options.get("heldout", ()))
+    problems, heldout, live = options.get("problems", problem), options.get("heldout", ()), options.get("live", {})
+    server = BufferServer(chosen, directory, options.get("run", RUN), problems, heldout, live)
     peers = Peers(await server.start())
     try:
         yield peers

@@ -81,16 +81,16 @@ def _engines(snapshot: Snapshot) -> tuple[float | None, str]:
 
 
 def _sandbox(snapshot: Snapshot) -> tuple[float | None, str]:
-    """By its queue: waiting grows without end as use goes to 1. Calls that sleep use no worker."""
+    """By its queue: while calls wait for each worker, all workers are in use. Calls that sleep use none."""
     sandbox = snapshot.sandbox
     if sandbox is None or sandbox.run is None:
         return None, "no call was run"
     queue_s, run_s = (sandbox.queue.mean_s if sandbox.queue else 0.0), sandbox.run.mean_s
-    queued = queue_s / (queue_s + run_s) if queue_s + run_s else 0.0
-    waiting = sandbox.waiting or 0.0
-    by_queue = queued if waiting >= 0.5 * sandbox.workers else 0.0
-    use = min(1.0, max(sandbox.cpu_use or 0.0, by_queue))
-    return use, f"queue {queue_s:.2f} s, run {run_s:.2f} s, {waiting:.1f} waiting for {sandbox.workers} workers"
+    use = min(1.0, max(sandbox.cpu_use or 0.0, sandbox.backlog or 0.0))
+    told = (
+        f"queue {queue_s:.2f} s, run {run_s:.2f} s, {sandbox.waiting or 0.0:.1f} waiting for {sandbox.workers} workers"
+    )
+    return use, told
 
 
 def _of(snapshot: Snapshot, kind: str) -> list[Role]:

@@ -41,6 +41,11 @@ class Moments:
         known = self._gauge(name, key)
         return sum(one == value for one, _ in known) / len(known) if known else None
 
+    def share_at_least(self, name: str, key: str, other: str) -> float | None:
+        """Share of the readings at which a gauge was at least as high as another, and above 0."""
+        pairs = [(value, role["gauges"].get(other) or 0) for value, role in self._gauge(name, key)]
+        return sum(value >= max(1, bound) for value, bound in pairs) / len(pairs) if pairs else None
+
     def gauges_while(self, name: str, key: str, other: str, value: float) -> float | None:
         """A gauge's mean over the readings at which another one had this value."""
         return mean([role.get("gauges", {}).get(key) for one, role in self._gauge(name, other) if one == value])

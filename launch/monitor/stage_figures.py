@@ -73,7 +73,8 @@ class Sandbox:
     workers: int
     waiting: float | None
     """calls queued, mean"""
-    placed: float | None
+    backlog: float | None
+    """share of the time in which at least as many calls waited as there are workers"""
     calls_per_s: float | None
     queue: Times | None
     """wait of a call before it ran, as rollouts saw it"""

@@ -113,7 +113,7 @@ def sandbox(moments: Moments) -> Sandbox | None:
         nodes=len(nodes),
         workers=workers,
         waiting=_sum([moments.gauges(name, "waiting") for name in nodes]),
-        placed=_sum([moments.gauges(name, "placed") for name in nodes]),
+        backlog=mean([moments.share_at_least(name, "waiting", "shards") for name in nodes]),
         calls_per_s=over(calls, seconds),
         queue=queue.times(),
         run=running.times(),
