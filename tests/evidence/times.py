@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 WINDOW_S = 60.0
-CONSUMED = "(step IS NOT NULL OR (state = 'dropped' AND drop_reason IN ('all_right', 'all_wrong', 'too_few')))"
+CONSUMED = "(g.step IS NOT NULL OR (g.state = 'dropped' AND g.drop_reason IN ('all_right', 'all_wrong', 'too_few')))"
 """trained, or dropped by RoC"""
 
 
@@ -50,9 +50,9 @@ def window(db: sqlite3.Connection, begin_s: float | None, length_s: float) -> di
         return None
     span = (begin_s, begin_s + length_s)
     groups, rollouts, tokens, output_tokens = db.execute(
-        "SELECT count(DISTINCT group_id), count(*), coalesce(sum(num_tokens), 0), coalesce(sum(num_output_tokens), 0)"
-        f" FROM groups JOIN rollouts USING (group_id) WHERE kind = 'train' AND rollouts.state = 'finished'"
-        f" AND decided_unix_s BETWEEN ? AND ? AND {CONSUMED}",
+        "SELECT count(DISTINCT g.group_id), count(*), coalesce(sum(num_tokens), 0), coalesce(sum(num_output_tokens), 0)"
+        f" FROM groups g JOIN rollouts r USING (group_id) WHERE g.kind = 'train' AND r.state = 'finished'"
+        f" AND g.decided_unix_s BETWEEN ? AND ? AND {CONSUMED}",
         span,
     ).fetchone()
     steps = db.execute("SELECT count(*) FROM batches WHERE taken_unix_s BETWEEN ? AND ?", span).fetchone()[0]
