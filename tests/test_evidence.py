@@ -1,4 +1,4 @@
-"""What evidence says of a run's times, worked out by hand; every kept file names the commit and command that made it."""
+"""What evidence says of the times in a run, by hand; every kept file names the commit and command that made it."""
 
 from __future__ import annotations
 
