@@ -9,6 +9,7 @@ Invariant   an answer is graded as a whole: "69 or 70" is two numbers and not th
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import types
@@ -22,7 +23,18 @@ GRADE_S = 2.0
 MAX_PLAIN_CHARS = 1000
 _REPEAT_S = 0.05
 _PLAIN = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)?(\.\d*)?", re.ASCII)
+_FRACTION = re.compile(
+    r"(-?)(?:\\[dt]?frac(?:\{(-?\d{1,99})\}|(\d))(?:\{(\d{1,99})\}|(\d))|(\d{1,99})/(\d{1,99}))", re.ASCII
+)
 _TWO_NUMBERS = re.compile(r"\d\s+\d", re.ASCII)
+_SHAPES = (
+    ("\\frac{1}{2}", "0.5"), ("x^2-1", "(x-1)(x+1)"), ("\\{1,2\\}", "\\{2,1\\}"), ("x=3", "3"), ("(1, 2)", "(1,2)"),
+    ("[0, 1)", "[0,1)"), ("2\\sqrt{3}", "\\sqrt{12}"), ("\\frac{\\pi}{4}", "\\pi/4"), ("2^{10}", "1024"),
+    ("12\\%", "12"), ("3x+1", "1+3x"), ("\\frac{x^2+1}{x-1}", "e^2"), ("\\text{C}", "C"),
+    ("10!", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
+)  # fmt: skip
+"""Answers of the usual forms: what the parser finds out about them is there for the next."""
+_MAX_POWER = 20
 _POWER = re.compile(r"\*\*\s*(-?\w+)", re.ASCII)
 
 
@@ -38,6 +50,17 @@ def plain_number(text: str) -> Fraction | None:
     return -value if sign == "-" else value
 
 
+def plain_fraction(text: str) -> Fraction | None:
+    """The exact value of "-3/4", "\\frac{3}{4}" or "\\frac34"; None for anything else."""
+    match = _FRACTION.fullmatch(_bare(text))
+    if match is None:
+        return None
+    sign, top, short_top, bottom, short_bottom, left, right = match.groups()
+    below = int(bottom or short_bottom or right)
+    value = Fraction(int(top or short_top or left), below) if below else None
+    return -value if value is not None and sign else value
+
+
 def _bare(text: str) -> str:
     """The text without white space, dollar signs and one enclosing \\boxed{}."""
     text = text.strip().strip("$").strip()
@@ -47,18 +70,23 @@ def _bare(text: str) -> str:
 
 
 def quick_verdict(answer: str, gold: str) -> Verdict | None:
-    """The verdict when it needs no mathematics: both are plain numbers, or the answer is empty; else None."""
+    """The verdict when it needs no mathematics: both are plain numbers or fractions, or the answer is empty."""
     if not _bare(answer):
         return Verdict.UNPARSABLE
-    wanted = plain_number(gold)
-    if wanted is None:
-        return None
-    if _TWO_NUMBERS.search(_bare(answer)):  # math-verify would read "70 70" as a mixed number, 140
+    wanted, given = plain_number(gold), plain_number(answer)
+    if wanted is not None and _TWO_NUMBERS.search(_bare(answer)):  # math-verify would read "70 70" as 140
         return Verdict.WRONG
-    given = plain_number(answer)
-    if given is None:
-        return None
+    if wanted is None or given is None:
+        wanted, given = _or_fraction(wanted, gold), _or_fraction(given, answer)
+        if wanted is None or given is None:
+            return None
+        if wanted != given and ("." in answer or "." in gold):  # it may be one rounded to the other
+            return None
     return Verdict.RIGHT if given == wanted else Verdict.WRONG
+
+
+def _or_fraction(value: Fraction | None, text: str) -> Fraction | None:
+    return plain_fraction(text) if value is None else value
 
 
 class _Expired(BaseException):
@@ -109,11 +137,49 @@ def _compare(answer: str, gold: str) -> Verdict:
     wanted = _parse(gold)
     if not wanted or not target:
         return Verdict.UNPARSABLE
-    return Verdict.RIGHT if verify(wanted, target, timeout_seconds=None) else Verdict.WRONG
+    equal = equal_fractions(wanted[0], target[0]) if len(wanted) == len(target) == 1 else None
+    if equal is None:
+        equal = verify(wanted, target, timeout_seconds=None)
+    return Verdict.RIGHT if equal else Verdict.WRONG
 
 
+def equal_fractions(one: Any, other: Any) -> bool | None:
+    """Whether two fractions of polynomials are equal; None where one of them is something else.
+
+    What math-verify finds by simplifying the difference, which takes twenty times as long.
+    """
+    from sympy import Expr
+
+    symbols: set[Any] = set()
+    if not (isinstance(one, Expr) and isinstance(other, Expr)):
+        return None
+    if one.is_Symbol or other.is_Symbol or not (_is_fraction(one, symbols) and _is_fraction(other, symbols)):
+        return None
+    if len({symbol.name for symbol in symbols}) < len(symbols) or not symbols:
+        return None
+    try:
+        top, bottom = (one - other).as_numer_denom()
+        return None if bottom.expand() == 0 else bool(top.expand() == 0)
+    except Exception:  # sympy stumbles over sums that were not evaluated, such as 0+0; math-verify helps itself
+        return None
+
+
+def _is_fraction(node: Any, symbols: set[Any]) -> bool:
+    """Whether it is made of symbols and rational numbers by the four operations and small powers; its symbols."""
+    if node.is_Symbol:
+        symbols.add(node)
+        return True
+    if node.is_Pow:
+        base, exponent = node.args
+        return bool(exponent.is_Integer and abs(exponent) <= _MAX_POWER) and _is_fraction(base, symbols)
+    if node.is_Add or node.is_Mul:
+        return all(_is_fraction(part, symbols) for part in node.args)
+    return bool(node.is_Rational)
+
+
+@functools.lru_cache(maxsize=256)
 def _parse(text: str) -> list[Any]:
-    """What math-verify reads when the whole text is one boxed expression."""
+    """What math-verify reads when the whole text is one boxed expression; rollouts of a group share their gold."""
     from math_verify import LatexExtractionConfig, parse
 
     text = text.strip().strip("$").strip()
@@ -127,6 +193,9 @@ def warm() -> None:
     """Bring a zygote to the state in which a comparison is fast; silence math-verify's advice about time-outs."""
     import logging
 
+    from sandbox import latex
+
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    for answer, gold in (("\\frac{1}{2}", "0.5"), ("x^2-1", "(x-1)(x+1)"), ("\\{1,2\\}", "\\{2,1\\}"), ("x=3", "3")):
+    latex.install()
+    for answer, gold in _SHAPES:
         _compare(answer, gold)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from buffer.meters import Histogram
 from sandbox import messages
 from sandbox.api import Call, Check, Result, Status
 from sandbox.queue import FairQueue
@@ -67,8 +68,6 @@ class Counts:
     checks: int = 0
     refused: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
-    run_s_by_status: dict[str, float] = field(default_factory=dict)
-    queue_s: float = 0.0
     cpu_s: float = 0.0
     lost_placements: int = 0
     zygote_restarts: int = 0
@@ -91,6 +90,8 @@ class Dispatch:
         self._answers_turn = False
         self._sessions: OrderedDict[str, Place] = OrderedDict()
         self.counts = Counts()
+        self.histograms: dict[str, Histogram] = {}
+        """Seconds that calls waited (queue_s) and ran (run_s/STATUS), and that answers took from arrival (check_s)."""
 
     @property
     def num_waiting(self) -> int:
@@ -208,20 +209,26 @@ class Dispatch:
             entry.place = None
         entry.outcome, entry.finished_s = outcome, now_s
         self._finished[number] = entry
-        self._count(outcome)
+        self._count(entry)
         self._deliver(entry)
 
-    def _count(self, outcome: Any) -> None:
-        counts = self.counts
+    def _count(self, entry: Entry) -> None:
+        counts, outcome = self.counts, entry.outcome
         if isinstance(outcome, Result):
             counts.calls += 1
             status = outcome.status.value
             counts.statuses[status] = counts.statuses.get(status, 0) + 1
-            counts.queue_s += outcome.queue_s
-            counts.run_s_by_status[status] = counts.run_s_by_status.get(status, 0.0) + outcome.run_s
             counts.cpu_s += outcome.cpu_s
+            self._observe("queue_s", outcome.queue_s)
+            self._observe(f"run_s/{status}", outcome.run_s)
         else:
             counts.checks += 1
+            self._observe("check_s", entry.finished_s - entry.arrived_s)
+
+    def _observe(self, name: str, seconds: float) -> None:
+        if name not in self.histograms:
+            self.histograms[name] = Histogram()
+        self.histograms[name].observe(seconds)
 
     def return_unstarted(self, numbers: list[int]) -> None:
         """A shard gives back work that it did not start."""

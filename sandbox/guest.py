@@ -1,8 +1,9 @@
 """What a jailed child does: runs one program, a session's cells, or grades answers; reports on its control socket.
 
-Consumes    one job, read from the control socket after the child was walled in (a session: cell after cell)
-Produces    one OUTCOME (program), a VERDICT per answer and an OUTCOME (grading); a session: ACTIVE, then OUTCOME or
-            DIED per cell
+Consumes    one job, read from the control socket after the child was walled in (session: cell after cell; grader:
+            batch after batch)
+Produces    one OUTCOME (program); a VERDICT per answer and an OUTCOME per batch (grader); a session: ACTIVE, then
+            OUTCOME or DIED per cell
 Waits for   the job (the supervisor kills a child whose job never comes)
 Invariant   the job is read after the last wall stands; BROKEN is believed only while the job is unread, so that user
             code cannot blame the sandbox
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import gc
 import os
 import resource
 import signal
@@ -23,6 +25,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from sandbox import answers, jail
+from sandbox.api import Verdict
 
 OUTCOME, VERDICT, BROKEN, ACTIVE, DIED = 0, 1, 2, 3, 4
 FILENAME = "<code>"
@@ -224,9 +227,19 @@ def _complain(text: str) -> None:
         return
 
 
-def grade_all(ctl: int, pairs: list[list[str]], limit_s: float) -> NoReturn:
-    """Grade (answer, gold) pairs one by one; each verdict is reported as soon as it is known."""
-    for number, (answer, gold) in enumerate(pairs):
-        send(ctl, VERDICT, number, answers.grade(answer, gold, limit_s).value)
-    send(ctl, OUTCOME, "ok", "", "", 0, 0, 0.0)
-    os._exit(0)
+def run_grader(ctl: int) -> NoReturn:
+    """Grade batch after batch of (answer, gold); each verdict is reported as soon as it is known.
+
+    A comparison that ran out of time or memory was interrupted anywhere: the process ends, and what it remembers
+    with it.
+    """
+    gc.disable()
+    while True:
+        pairs, limit_s = receive(ctl)
+        for number, (answer, gold) in enumerate(pairs):
+            verdict = answers.grade(answer, gold, limit_s)
+            send(ctl, VERDICT, number, verdict.value)
+            if verdict is Verdict.TIMEOUT:
+                os._exit(0)
+        send(ctl, OUTCOME, "ok", "", "", 0, 0, 0.0)
+        gc.collect(0)

@@ -1,9 +1,9 @@
-"""The two kinds of work a child is given: to run a program, to grade a batch of answers.
+"""The work a child is given, and the child that runs a program: how its claims and its end become a result.
 
 Consumes    a request of the front; the records and the end of the child that serves it
-Produces    a result (fields of api.Result in order), or a verdict per answer and the pairs still to be graded
+Produces    a result (fields of api.Result in order)
 Waits for   see running
-Invariant   gold answers and model code are never in one child; a batch that stops costs one answer, not the others
+Invariant   one result per program, whatever the child says or does
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox import guest
-from sandbox.answers import GRADE_S
-from sandbox.api import Limits, Status, Verdict
+from sandbox.api import Limits, Status
 from sandbox.loop import Loop
 from sandbox.running import Running
 from sandbox.slots import Slots
 
-_GRADE_GRACE_S = 1.0
-_GRADE_MEMORY_MIB = 1024
 _CLAIMS = {"ok": Status.OK, "error": Status.ERROR, "memory": Status.MEMORY, "exit": Status.EXIT}
 _NEEDS_SCI = re.compile(r"\b(numpy|sympy|math_verify|scipy)\b")
 MISUSE = "RuntimeError: the code wrote to the sandbox's own descriptor"
@@ -52,6 +49,11 @@ class GradeJob:
     items: list[tuple[int, str, str]]
 
 
+def job_ids(job: ProgramJob | GradeJob) -> list[int]:
+    """The front's ids in a job."""
+    return [job.id] if isinstance(job, ProgramJob) else [name for name, _, _ in job.items]
+
+
 OnResult = Callable[["Coding", list[Any]], None]
 
 
@@ -77,6 +79,10 @@ class Coding(Running):
         if value and self.out.total == 0:
             self.out.add(f"{value}\n".encode("utf-8", "replace"))
         self.conclude(_CLAIMS[claim], exception=exception, line=line & 0x7FFFFFFF, exit_code=exit_code & 0xFF)
+
+    def unsettled(self) -> list[int]:
+        """The job at hand, if there is one."""
+        return [] if self.job is None else [self.job.id]
 
     def misused(self) -> None:
         """It found the control socket and wrote to it."""
@@ -160,80 +166,6 @@ class Program(Coding):
     def over(self) -> None:
         """The child is done with."""
         self.finish()
-
-
-class Grading(Running):
-    """A batch of answers at work."""
-
-    def __init__(
-        self,
-        loop: Loop,
-        slots: Slots,
-        job: GradeJob,
-        on_blocked: Callable[[], None],
-        on_verdict: Callable[[int, Verdict], None],
-        on_end: Callable[[Grading, list[tuple[int, str, str]]], None],
-    ) -> None:
-        self.job = job
-        self.graded = 0
-        self._on_verdict, self._on_end = on_verdict, on_end
-        whole_s = len(job.items) * (GRADE_S + _GRADE_GRACE_S) + 1
-        limits = Limits(wall_s=whole_s, cpu_s=whole_s, memory_mib=_GRADE_MEMORY_MIB)
-        pairs = [[answer, gold] for _, answer, gold in job.items]
-        super().__init__(loop, slots, limits, on_blocked)
-        self.begin(["grade", pairs, GRADE_S], limits)
-        self._arm()
-
-    def _arm(self) -> None:
-        """Give the answer being graded its time."""
-        number = self.graded
-        self.loop.after(GRADE_S + _GRADE_GRACE_S, lambda: self._overdue(number))
-
-    def _overdue(self, number: int) -> None:
-        if self.graded == number:
-            self.kill(Status.TIMEOUT)
-
-    def take(self, record: list[Any]) -> None:
-        """A verdict, or the end of the batch."""
-        if record[0] == guest.VERDICT and record[1] == self.graded:
-            self._settle(Verdict(record[2]))
-            self._arm()
-        elif record[0] == guest.OUTCOME and self.graded == len(self.job.items):
-            self._end()
-        else:
-            self.misused()
-
-    def _settle(self, verdict: Verdict) -> None:
-        self._on_verdict(self.job.items[self.graded][0], verdict)
-        self.graded += 1
-
-    def misused(self) -> None:
-        """No code of a model's runs here: the answer at hand brought the grader down."""
-        self.kill(Status.TIMEOUT)
-
-    def broken(self, why: str) -> None:
-        """It could not be started: nothing was graded."""
-        self._end()
-
-    def died(self, wait_status: int, cpu_s: float, out_of_memory: bool) -> None:
-        """The answer at hand took too long or too much; the others go into another child."""
-        if wait_status >= 0 and self.graded < len(self.job.items):
-            self._settle(Verdict.TIMEOUT)
-        self._end()
-
-    def _end(self) -> None:
-        self.finish()
-        self._on_end(self, self.job.items[self.graded :])
-
-
-def job_ids(work: ProgramJob | GradeJob | Running) -> list[int]:
-    """The front's ids in a job, or in the job that a child works at and has not settled."""
-    if isinstance(work, Grading):
-        return [name for name, _, _ in work.job.items[work.graded :]]
-    job = work.job if isinstance(work, Coding) else work
-    if isinstance(job, ProgramJob):
-        return [job.id]
-    return [name for name, _, _ in job.items] if isinstance(job, GradeJob) else []
 
 
 def program_job(fields: list[Any], profile: str) -> ProgramJob:

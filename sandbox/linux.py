@@ -1,4 +1,4 @@
-"""The system calls that Python's standard library has no name for.
+"""The system calls, and the numbers of processes, that Python's standard library has no name for.
 
 Consumes    plain numbers, paths, descriptors
 Produces    effects; OSError with the call's name when the kernel refuses
@@ -31,11 +31,13 @@ MNT_DETACH: Final = 2
 MADV_COLLAPSE: Final = 25
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 _PR_SET_SECCOMP: Final = 22
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _SECCOMP_MODE_FILTER: Final = 2
 _AT_FDCWD: Final = -100
 _AT_RECURSIVE: Final = 0x8000
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SYS_PIVOT_ROOT: Final = 155
 _SYS_CAPSET: Final = 126
 _SYS_MOUNT_SETATTR: Final = 442
@@ -121,6 +123,12 @@ def die_with_parent(number: int) -> None:
         raise _fail("prctl(PR_SET_PDEATHSIG)")
 
 
+def name_process(name: bytes) -> None:
+    """What lists of processes show for this one; at most 15 bytes."""
+    if _prctl(_PR_SET_NAME, ctypes.addressof(ctypes.create_string_buffer(name)), None, 0, 0):
+        raise _fail("prctl(PR_SET_NAME)")
+
+
 def install_filter(program: FilterProgram) -> None:
     """Put the system call filter over this process and its descendants."""
     if _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program), 0, 0):
@@ -138,3 +146,13 @@ def drop_capabilities() -> None:
 def collapse(start: int, length: int) -> bool:
     """Put an anonymous range into huge pages (Linux 6.1); False where the kernel does not."""
     return not _libc.madvise(start, length, MADV_COLLAPSE)
+
+
+def process_times(pid: int) -> tuple[str, float]:
+    """(state, CPU-seconds with those of waited-for children) of a process; ("R", 0) when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "R", 0.0
+    return fields[0].decode(), sum(int(field) for field in fields[11:15]) / _TICKS

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-from sandbox import guest
+from sandbox import guest, linux
 from sandbox.api import Limits, Status
 from sandbox.loop import IN, OUT, Loop
 from sandbox.output import HeadTail
@@ -36,7 +36,6 @@ _CHUNK = 1 << 16
 _MAX_LEFT_CHUNKS = 16
 _MAX_RECORD_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Running:
@@ -179,7 +178,7 @@ class Running:
         """See how much CPU it has used, and whether it computes or sleeps."""
         if turn != self._turn or not self.busy:
             return
-        state, cpu_s = _process_times(self.pid)
+        state, cpu_s = linux.process_times(self.pid)
         asleep = state != "R" and cpu_s == self.used_cpu_s and self._was_asleep
         self._was_asleep = state != "R"
         self.used_cpu_s = cpu_s
@@ -273,6 +272,10 @@ class Running:
     def hung_up(self) -> None:
         """The control socket was closed at the other side; what that means is told by the exit report."""
 
+    def unsettled(self) -> list[int]:
+        """The front's ids of what it works at and has not settled."""
+        raise NotImplementedError
+
     def take(self, record: list[Any]) -> None:
         """A record from the child."""
         raise NotImplementedError
@@ -288,13 +291,3 @@ class Running:
     def died(self, wait_status: int, cpu_s: float, out_of_memory: bool) -> None:
         """The process ended without an outcome."""
         raise NotImplementedError
-
-
-def _process_times(pid: int) -> tuple[str, float]:
-    """(state, CPU-seconds with those of waited-for children) of a process; ("R", 0) when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return "R", 0.0
-    return fields[0].decode(), sum(int(field) for field in fields[11:15]) / _TICKS

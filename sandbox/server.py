@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -29,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLIENT_TTL_S = 30.0
 _RESTART_S = 0.5
+_FEW_CORES = 2
+"""On more than these a shard keeps a second zygote of each kind warm, to take a dead one's place."""
 
 
 @dataclass(slots=True)
@@ -100,11 +103,11 @@ class SandboxServer:
             await asyncio.to_thread(self._guarded.term)
 
     def snapshot(self) -> dict[str, Any]:
-        """Cumulative counters and present numbers, for metrics."""
-        counts = asdict(self._dispatch.counts)
-        run_s = {f"run_s/{status}": seconds for status, seconds in counts.pop("run_s_by_status").items()}
+        """Cumulative counters and histograms, and present numbers, for metrics."""
+        histograms = {name: histogram.snapshot() for name, histogram in self._dispatch.histograms.items()}
         present = {"waiting": self._dispatch.num_waiting, "placed": self._dispatch.num_placed}
-        return counts | run_s | present | {"clients": len(self._clients), "shards": len(self._shards)}
+        present |= {"clients": len(self._clients), "shards": len(self._shards)}
+        return asdict(self._dispatch.counts) | present | {"histograms": histograms}
 
     async def _start_shard(self, index: int) -> None:
         shard = Shard(self._on_report, lambda ended: self._on_shard_end(ended, index))
@@ -113,7 +116,8 @@ class SandboxServer:
         sessions = -(-settings.sessions // settings.num_workers())
         try:
             plan = host.plan(settings.isolation == "full", index)
-            await shard.start(plan, settings.profile, sessions, settings.spare)
+            standby = len(os.sched_getaffinity(0)) > _FEW_CORES
+            await shard.start(plan, settings.profile, sessions, spare=settings.spare, standby=standby)
         except StartRefused:
             self._shards.remove(shard)
             await shard.stop()

@@ -11,7 +11,6 @@ Invariant   at most one child computes at a time, sleeping ones do not count; no
 from __future__ import annotations
 
 import collections
-import functools
 import json
 import os
 import socket
@@ -23,28 +22,33 @@ import msgpack
 
 from sandbox import cgroup
 from sandbox.api import Status, Verdict
+from sandbox.grading import Graders, Grading
 from sandbox.jail import JailPlan, raise_file_limit
-from sandbox.jobs import Coding, GradeJob, Grading, ProgramJob, job_ids, program_job
+from sandbox.jobs import Coding, GradeJob, ProgramJob, job_ids, program_job
 from sandbox.loop import Loop
 from sandbox.messages import BACK, CANCEL, END, EVENT, GRADE, LOST, READY, REFUSED, RESULT, RUN, VERDICT, WANT
 from sandbox.running import Running
 from sandbox.sessions import Session
 from sandbox.slots import Occupant, Slots
 from sandbox.spares import Spares
+from sandbox.zygotes import Zygotes
 
+_LASTING = 2
+"""Places for a spare and a grader at rest."""
 MAX_CALLS = 32
 """Calls in slots at once, sleeping ones included."""
 _AHEAD = 1
 """Jobs kept here beside the one that computes, so that the next starts without asking."""
 _STUCK_S = 0.05
 _MAX_MESSAGE_BYTES = 64 << 20
-_RESTART_S = 1.0
 
 
 class Supervisor:
     """State of a shard."""
 
-    def __init__(self, front: socket.socket, plan: JailPlan, profile: str, max_sessions: int, spare: bool) -> None:
+    def __init__(
+        self, front: socket.socket, plan: JailPlan, profile: str, max_sessions: int, *, spare: bool, standby: bool
+    ) -> None:
         self._front, self._plan, self._profile, self._max_sessions = front, plan, profile, max_sessions
         self._sessions: collections.OrderedDict[str, Session] = collections.OrderedDict()
         self._loop = Loop()
@@ -57,41 +61,36 @@ class Supervisor:
         )
         self._unpacker = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES)
         self._groups = cgroup.detect() if plan.full else None
-        self._zygotes: dict[str, Slots] = {}
+        self._zygotes = Zygotes(
+            self._loop,
+            plan,
+            self._groups,
+            MAX_CALLS + max_sessions + _LASTING,
+            standby=standby,
+            on_ready=self._on_zygote_ready,
+            on_free=self._schedule,
+            on_lost=self._on_zygote_lost,
+        )
+        self._graders = Graders(
+            self._loop, on_blocked=self._schedule, on_verdict=self._on_verdict, on_end=self._on_graded
+        )
         self._queue: collections.deque[ProgramJob | GradeJob] = collections.deque()
         self._running: set[Running] = set()
         self._granted = 0
         self._starting = 0
-        self._restarted_s = 0.0
         self._scheduling = False
         self._awaited: ProgramJob | GradeJob | None = None
 
     def serve(self) -> NoReturn:
         """Run until the front goes."""
         for profile in ("lean", "sci") if self._profile == "auto" else (self._profile,):
-            self._start_zygote(profile)
+            self._zygotes.of(profile)
             self._starting += 1
         self._loop.watch(self._front.fileno(), self._on_front)
         self._loop.run()
         raise AssertionError("the loop ended")
 
-    def _start_zygote(self, profile: str) -> Slots:
-        plan = self._plan
-        if profile == "sci" and plan.first_uid:  # the two zygotes of a shard share its uids
-            plan = JailPlan(full=plan.full, first_uid=plan.first_uid + plan.uids // 2, uids=plan.uids // 2)
-        self._zygotes[profile] = Slots(
-            self._loop,
-            plan,
-            profile,
-            self._groups,
-            MAX_CALLS + self._max_sessions,
-            on_ready=self._on_zygote_ready,
-            on_free=self._schedule,
-            on_lost=self._on_zygote_lost,
-        )
-        return self._zygotes[profile]
-
-    def _on_zygote_ready(self, zygote: Slots, missing: str) -> None:
+    def _on_zygote_ready(self, missing: str) -> None:
         if missing:
             self._send([REFUSED, missing])
             self._close()
@@ -102,24 +101,21 @@ class Supervisor:
         self._schedule()
 
     def _on_zygote_lost(self, zygote: Slots, occupants: list[Occupant]) -> None:
-        """A zygote died: the front places its calls elsewhere, a new zygote starts."""
+        """A zygote died: the front places its calls elsewhere."""
         ids: list[int] = []
         self._spares.drop(zygote)
         for occupant in occupants:
             if isinstance(occupant, Session):
                 occupant.lose()
             elif isinstance(occupant, Running) and not occupant.done:
+                ids += occupant.unsettled()
                 occupant.finish()
-                ids += job_ids(occupant)
                 self._running.discard(occupant)
         if self._starting:
             self._send([REFUSED, f"the {zygote.profile} zygote ended while it started; its message is in the log"])
             self._close()
         self._send([LOST, ids])
         self._send([EVENT, "zygote_restarts", 1])
-        delay_s = _RESTART_S if time.monotonic() - self._restarted_s < _RESTART_S else 0.0
-        self._restarted_s = time.monotonic()
-        self._loop.after(delay_s, functools.partial(self._start_zygote, zygote.profile))
         self._schedule()
 
     def _on_front(self) -> None:
@@ -204,7 +200,7 @@ class Supervisor:
             why = "" if self._plan.full else "bad request: sessions need sandbox.isolation = full"
             self._refuse(job, Status.BAD_REQUEST if why else Status.SESSION_LOST, why)
             return True
-        zygote = self._zygotes.get(profile) or self._start_zygote(profile)
+        zygote = self._zygotes.of(profile)
         if len(self._running) >= MAX_CALLS or not zygote.has_room():
             return False
         if isinstance(job, ProgramJob) and job.session:
@@ -214,8 +210,9 @@ class Supervisor:
             self._running.add(program)
             program.run(job)
         else:
-            hooks = (self._schedule, self._on_verdict, self._on_graded)
-            self._running.add(Grading(self._loop, zygote, job, *hooks))
+            grader = self._graders.take(zygote)
+            self._running.add(grader)
+            grader.run(job)
         return True
 
     def _new_session(self, zygote: Slots, job: ProgramJob) -> Session:
@@ -285,16 +282,15 @@ class Supervisor:
             self._close()
 
     def _close(self) -> NoReturn:
-        for zygote in self._zygotes.values():
-            zygote.close()
+        self._zygotes.close()
         os._exit(0)
 
 
 def main() -> NoReturn:
-    """Entry point: descriptor 0 is the front's socket; plan, profile and number of sessions are the arguments."""
+    """Entry point: descriptor 0 is the front's socket; plan, profile, sessions and wishes are the arguments."""
     raise_file_limit()
     front = socket.socket(fileno=os.dup(0))
     os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
-    Supervisor(
-        front, JailPlan(**json.loads(sys.argv[2])), sys.argv[3], int(sys.argv[4]), sys.argv[5] == "spare"
-    ).serve()
+    plan = JailPlan(**json.loads(sys.argv[2]))
+    wishes = sys.argv[5:]
+    Supervisor(front, plan, sys.argv[3], int(sys.argv[4]), spare="spare" in wishes, standby="standby" in wishes).serve()

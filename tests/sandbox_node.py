@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,11 +64,15 @@ class Node:
 
     def check_all(self, pairs: Iterable[tuple[str, str]]) -> list[Verdict]:
         """Many answers at once, verdicts in order."""
+        return self.start_checks(pairs).result(90)
+
+    def start_checks(self, pairs: Iterable[tuple[str, str]]) -> concurrent.futures.Future[list[Verdict]]:
+        """The same, without waiting."""
 
         async def gather() -> list[Verdict]:
             return list(await asyncio.gather(*(self.client.check(*pair) for pair in pairs)))
 
-        return self.wait(gather())
+        return asyncio.run_coroutine_threadsafe(gather(), self._loop)
 
     def supervisors(self) -> list[int]:
         """Their process ids."""
@@ -79,12 +85,12 @@ class Node:
         return own if os.getuid() == 0 else [pid for parent in own for pid in children(parent)]
 
     def guests(self) -> list[int]:
-        """Processes in the slots, apart from the slots' init processes (process 1 of each namespace)."""
+        """Processes of calls: those in the slots, without the slots' init processes and graders at rest."""
         found = []
         level = self.zygotes()
         while level:
             level = [pid for parent in level for pid in children(parent)]
-            found += [pid for pid in level if namespace_pid(pid) > 1]
+            found += [pid for pid in level if namespace_pid(pid) > 1 and process_name(pid) != "rocstar-grader"]
         return found
 
     def close(self) -> None:
@@ -97,6 +103,32 @@ class Node:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+@contextlib.contextmanager
+def leaving_nothing(**settings: Any) -> Iterator[Node]:
+    """A node; at its end no process of a call is left, and then no process, mount, file or cgroup of the node."""
+    mounts, files = _mounts(), set(os.listdir("/tmp"))
+    node = Node(**settings)
+    try:
+        yield node
+        assert eventually(lambda: not node.guests()), "a call left a process behind"
+        processes = node.supervisors() + node.zygotes()
+    finally:
+        node.close()
+    assert eventually(lambda: not any(alive(pid) for pid in processes))
+    assert _mounts() == mounts
+    assert not {name for name in set(os.listdir("/tmp")) - files if name.startswith("rocstar-call")}
+    assert not _groups(processes), "a cgroup was left behind"
+
+
+def _mounts() -> int:
+    return len(Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def _groups(makers: list[int]) -> list[Path]:
+    """The control groups that these supervisors made."""
+    return [path for pid in makers for path in Path("/sys/fs/cgroup").glob(f"**/rocstar-{pid}-*")]
 
 
 def children(pid: int) -> list[int]:
@@ -113,6 +145,14 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def process_name(pid: int) -> str:
+    """What lists of processes show; "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def namespace_pid(pid: int) -> int:

@@ -16,6 +16,7 @@ from tests.sandbox_node import PYTHONS_OWN_TMP, Node, alive, children, eventuall
 pytestmark = pytest.mark.slow
 
 _ROOT = Path(__file__).resolve().parent.parent
+_HOSTILE = ("tests/test_sandbox_hostile.py", "tests/test_sandbox_results.py")
 _START = """
 import asyncio
 from sandbox.server import SandboxServer
@@ -58,7 +59,7 @@ def _as_nobody(mode: str, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_hostile_program_is_held_without_root_as_well() -> None:
-    done = _as_nobody("namespaces", "-m", "pytest", "-p", "no:cacheprovider", "tests/test_sandbox_hostile.py")
+    done = _as_nobody("namespaces", "-m", "pytest", "-p", "no:cacheprovider", *_HOSTILE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.sandbox import burst
+from tests.benchmarks.burst import burst
 from tests.sandbox_mix import mix
 
 

@@ -1,17 +1,15 @@
-"""The sandbox's pure parts: statuses, texts, output windows, queue, placement, answers, wire, filter."""
+"""The sandbox's pure parts: statuses, texts, output windows, queue, placement, wire, filter."""
 
 from __future__ import annotations
 
 import struct
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import seccomp, wire
-from sandbox.answers import grade, plain_number, quick_verdict
-from sandbox.api import INFRA, KEEP_BYTES, Call, Check, Limits, Result, Status, Verdict, is_failure, is_infra
+from sandbox.api import INFRA, KEEP_BYTES, Call, Check, Limits, Result, Status, is_failure, is_infra
 from sandbox.dispatch import Dispatch, Entry
 from sandbox.output import HeadTail
 from sandbox.queue import FairQueue
@@ -205,37 +203,6 @@ def test_unacknowledged_results_are_dropped_after_their_time() -> None:
     dispatch.expire(10.0 + 121)
     assert not dispatch._finished
     assert not dispatch._entries
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("70", 70), ("-1,234.50", Fraction("-1234.5")), ("$.5$", Fraction(1, 2)), ("\\boxed{7}", 7), ("+3.", 3),
-     ("007", 7), ("1,23", None), ("", None), (".", None), ("-", None), ("1e3", None), ("70%", None), ("7 0", None),
-     ("\u0667", None), ("1" * 2000, None)],
-)  # fmt: skip
-def test_plain_numbers_are_read_exactly(text: str, value: object) -> None:
-    assert plain_number(text) == value
-
-
-@given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
-def test_integers_are_equal_only_to_themselves(a: int, b: int) -> None:
-    assert quick_verdict(str(a), str(b)) is (Verdict.RIGHT if a == b else Verdict.WRONG)
-    assert quick_verdict(f"{a:,}.0", str(a)) is Verdict.RIGHT
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "verdict"),
-    [
-        ("7000", "70", Verdict.WRONG), ("0.7", "70", Verdict.WRONG), ("20001", "20000", Verdict.WRONG),
-        ("123460", "123456", Verdict.WRONG), ("69 or 70", "70", Verdict.WRONG), ("70, 69", "70", Verdict.WRONG),
-        ("70 70", "140", Verdict.WRONG), ("\\boxed{70}", "70", Verdict.RIGHT), ("x = 70", "70", Verdict.RIGHT),
-        ("10**12", "10^{12}", Verdict.RIGHT), ("\\frac12", "0.5", Verdict.RIGHT), ("", "70", Verdict.UNPARSABLE),
-        ("\\\\", "70", Verdict.UNPARSABLE), ("seventy", "70", Verdict.WRONG),
-        ("(a+b)(b+c)(c+a)", "(b+a)(c+a)(c+b)", Verdict.RIGHT),
-    ],
-)  # fmt: skip
-def test_answers_are_graded_as_a_whole(answer: str, gold: str, verdict: Verdict) -> None:
-    assert grade(answer, gold, 10.0) is verdict
 
 
 def test_the_wire_returns_what_was_sent() -> None:
