@@ -116,6 +116,8 @@ def _missing(snapshot: Snapshot) -> str:
     if snapshot.run.state == "evaluating" and snapshot.run.phase != "train":
         return "an evaluation goes on, nothing is trained meanwhile"
     steps = snapshot.learner.steps if snapshot.learner is not None else 0
+    if not snapshot.roles:
+        return "there are no figures"
     if not snapshot.rates.groups_trained_per_min or steps < MIN_STEPS:
         return f"{steps} learner steps in the window ({snapshot.window.what}), {MIN_STEPS} are needed"
     absent = [role.name for role in snapshot.roles if role.shares.get("down", 0.0) > 0.5 or role.state != "alive"]

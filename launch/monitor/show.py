@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from buffer.client import PeerSilent, Refused
-from launch.config import ConfigError, validate
+from launch.config import ConfigError, read_toml, validate
 from launch.monitor import advisor
 from launch.monitor.advisor import Advice, advise
 from launch.monitor.measure import WINDOW_S, Facts, measure
@@ -36,7 +36,7 @@ def look(directory: Path, window_s: float | None = None) -> tuple[Snapshot, Advi
     """The run as it is.
 
     Raises:
-        ConfigError: the directory holds no run.
+        ConfigError: there is no such directory, or its recipe is of another release.
     """
     facts = facts_of(directory)
     live = is_driven(directory)
@@ -56,15 +56,14 @@ def as_json(snapshot: Snapshot, advice: Advice) -> str:
 
 
 def facts_of(directory: Path) -> Facts:
-    """Name and settings."""
-    known = directory / "run.json"
-    if not known.is_file():
-        raise ConfigError(f"{directory}: holds no run (no run.json)")
-    from launch.config import read_toml
-
-    recipe = validate(Recipe, read_toml(directory / "recipe.toml"), str(directory / "recipe.toml"))
+    """Name and settings; of a directory that holds no run, its own name."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: is no directory")
+    known, recipe = directory / "run.json", directory / "recipe.toml"
+    if not (known.is_file() and recipe.is_file()):
+        return Facts(name=directory.name)
     name = json.loads(known.read_text(encoding="utf-8"))["name"]
-    return Facts(name=name, settings=dict(flat(recipe)))
+    return Facts(name=name, settings=dict(flat(validate(Recipe, read_toml(recipe), str(recipe)))))
 
 
 def flat(model: BaseModel, prefix: str = "") -> Mapping[str, Any]:

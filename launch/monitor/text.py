@@ -65,7 +65,7 @@ def _head(snapshot: Snapshot) -> Iterator[str]:
     if run.reason:
         yield f"ended: {run.reason}"
     if not snapshot.roles:
-        yield "no figures yet: the buffer has written none into metrics/"
+        yield "nothing was measured yet: metrics/ is empty"
 
 
 def _advice(advice: Advice) -> Iterator[str]:
