@@ -117,6 +117,7 @@ def _sandbox_snapshot(spec: RoleSpec, figures: dict[str, Any], wall_s: float) ->
     """A node serves many calls at once, so it keeps no clock; its figures are counters and present numbers."""
     present = {key: figures.pop(key) for key in ("waiting", "placed", "clients", "shards")}
     statuses = {f"status/{status}": count for status, count in figures.pop("statuses").items()}
+    histograms = figures.pop("histograms")
     return {
         "role": spec.role,
         "name": spec.name,
@@ -125,7 +126,7 @@ def _sandbox_snapshot(spec: RoleSpec, figures: dict[str, Any], wall_s: float) ->
         "waits_for": "" if present["placed"] else "calls",
         "counters": figures | statuses,
         "gauges": present,
-        "histograms": {},
+        "histograms": histograms,
     }
 
 
