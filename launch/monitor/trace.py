@@ -54,7 +54,7 @@ def trace(directory: Path, seconds: float, until_unix_s: float | None = None) ->
     with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as db:
         end_s = until_unix_s or _last(db)
         if end_s is None:
-            raise ConfigError(f"{directory}: no rollout was begun yet")
+            raise ConfigError(f"{directory}: nothing is recorded yet")
         tracks = Tracks(Span(from_s=end_s - seconds, to_s=end_s))
         _rollouts(db, directory, tracks)
         _swaps(db, tracks)
@@ -67,10 +67,10 @@ def trace(directory: Path, seconds: float, until_unix_s: float | None = None) ->
 
 
 def _last(db: sqlite3.Connection) -> float | None:
-    """When the last thing of training happened."""
+    """When the last thing happened that is shown."""
     row = db.execute(
         "SELECT max(at) FROM (SELECT max(received_unix_s) AS at FROM turns UNION SELECT max(unix_s) FROM publications "
-        "UNION SELECT max(unix_s) FROM acknowledgements)"
+        "UNION SELECT max(unix_s) FROM acknowledgements UNION SELECT max(unix_s) FROM dials)"
     ).fetchone()
     return None if row[0] is None else float(row[0]) + 1e-3
 
