@@ -115,14 +115,15 @@ def _missing(snapshot: Snapshot) -> str:
     """What keeps the evidence from being any."""
     if snapshot.run.state == "evaluating" and snapshot.run.phase != "train":
         return "an evaluation goes on, nothing is trained meanwhile"
-    steps = snapshot.learner.steps if snapshot.learner is not None else 0
     if not snapshot.roles:
         return "there are no figures"
+    absent = [role for role in snapshot.roles if role.shares.get("down", 0.0) > 0.5 or role.state in ("dead", "failed")]
+    if absent and snapshot.run.state == "running":
+        told = f", it waits for {absent[0].waits_for}" if absent[0].waits_for else ""
+        return f"{absent[0].name} was not there most of the time{told}"
+    steps = snapshot.learner.steps if snapshot.learner is not None else 0
     if not snapshot.rates.groups_trained_per_min or steps < MIN_STEPS:
         return f"{steps} learner steps in the window ({snapshot.window.what}), {MIN_STEPS} are needed"
-    absent = [role.name for role in snapshot.roles if role.shares.get("down", 0.0) > 0.5 or role.state != "alive"]
-    if absent and snapshot.run.state == "running":
-        return f"{', '.join(absent)} was not there most of the time"
     return ""
 
 

@@ -35,7 +35,9 @@ class Tracks:
     def slice(self, role: str, track: str, name: str, start_s: float, end_s: float, **told: Any) -> None:
         """Something that took its time; left out when it is beyond the shown seconds."""
         if self.span.touches(start_s, end_s):
-            self._add(role, track, "X", name, start_s, dur=_micros(max(0.0, end_s - start_s)), args=told)
+            from_s = self.span.from_s
+            length = max(0, _micros(end_s - from_s) - _micros(start_s - from_s))  # of rounded ends: neighbours meet
+            self._add(role, track, "X", name, start_s, dur=length, args=told)
 
     def mark(self, role: str, track: str, name: str, at_s: float, **told: Any) -> None:
         """Something that happened."""
