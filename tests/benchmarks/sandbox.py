@@ -43,7 +43,7 @@ ANSWERS = {"verify": answer_pairs, "verify-hard": hard_pairs}
 """Answers of the usual kinds, none a plain number; answers that take algebra."""
 CALLS = {1: 60, 32: 320, 256: 768}
 SLOW = ("sympy", "sleep", "work", "spaced")
-JUDGE_CALLS = {1: 12, 32: 64, 256: 256}
+JUDGE_CALLS = {1: 12, 32: 48, 256: 256}
 """Of code-judge, which would take minutes."""
 _VERIFY = (
     "from math_verify import parse, verify\n"
