@@ -197,7 +197,7 @@ class _Driver:
             while True:
                 gave_up = await self._supervise()
                 self._progress.show(self._status, self._supervisor.states())
-                exporter.update(snapshots(self._status))
+                exporter.update(snapshots(self._status), self._status)
                 if gave_up:
                     self._reason = gave_up
                     return Outcome.FAILED

@@ -166,7 +166,9 @@ def run(**parts: Any) -> Snapshot:
             refused=0,
         ),
         "learner": learner(),
-        "swap": Swap(swaps=15, publish_s=0.1, receive_s=0.05, pause_s=0.05, paused=0.01, lag_steps=0.1, slowest=""),
+        "swap": Swap(
+            swaps=15, publish_s=0.1, receive_s=0.05, pause_s=0.05, paused=0.01, lag_steps=0.1, lag=None, slowest=""
+        ),
         "store": Store(commit=quick, disk_wait=0.05, mib_per_s=0.5, refused={}),
         "trend": (),
         "alerts": (),
@@ -216,7 +218,14 @@ def slow_learner(strength: int) -> Snapshot:
 
 def slow_swap(strength: int) -> Snapshot:
     swap = Swap(
-        swaps=15, publish_s=1.0, receive_s=2.6 * strength, pause_s=0.2, paused=0.05, lag_steps=0.9, slowest="rollout-0"
+        swaps=15,
+        publish_s=1.0,
+        receive_s=2.6 * strength,
+        pause_s=0.2,
+        paused=0.05,
+        lag_steps=0.9,
+        lag=None,
+        slowest="rollout-0",
     )
     return exhausted(with_role(run(swap=swap), role("learner-0", clock(busy=0.3, sync=0.2))))
 

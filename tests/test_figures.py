@@ -126,7 +126,7 @@ def test_prometheus_gives_what_the_snapshot_holds(unused_tcp_port: int) -> None:
     for value in (0.0005, 0.3, 1000.0):
         meters.observe("train_s", value)
     with Exporter(unused_tcp_port) as exporter:
-        exporter.update({"learner-0": meters.snapshot(2.0)})
+        exporter.update({"learner-0": meters.snapshot(2.0)}, {})
         with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics") as answer:
             text = answer.read().decode()
     samples = {

@@ -57,6 +57,7 @@ def ends(event: dict[str, Any]) -> int:
 
 def test_the_trace_has_the_promised_tracks(recorded: Path) -> None:
     step = STEP | {"time_s": trace(recorded, 60.0)["otherData"]["to_unix_s"] - 0.01}
+    (recorded / "metrics").mkdir(exist_ok=True)
     (recorded / "metrics" / "steps.jsonl").write_text(json.dumps(step) + "\n")
     roles = events(json.loads(json.dumps(trace(recorded, 60.0))))
     engine = roles["rollout-0"]

@@ -117,6 +117,8 @@ class Swap:
     """share of the engines' time"""
     lag_steps: float | None
     """published minus acknowledged version, mean"""
+    lag: Times | None
+    """from a publication until all live engines had it"""
     slowest: str
     """engine with the oldest version, when it is behind"""
 

@@ -179,6 +179,7 @@ def swap(moments: Moments) -> Swap | None:
         pause_s=pauses.mean,
         paused=mean([span.shares().get("sync") for span in rollouts.values()]),
         lag_steps=mean([max(0, lag) for lag in lags]),
+        lag=moments.buffer.spread("publish_lag_s").times(),
         slowest=_slowest(moments),
     )
 

@@ -184,7 +184,7 @@ def _learning(snapshot: Snapshot) -> Iterator[str]:
         yield (
             f"swap  publish {number(swap.publish_s, '.2f')} s, receive {number(swap.receive_s, '.2f')} s, pause "
             f"{number(swap.pause_s, '.2f')} s = {number(swap.paused, '.1%')} of the engines' time; publish lag "
-            f"{number(swap.lag_steps, '.1f')}"
+            f"{number(swap.lag.mean_s if swap.lag else None, '.2f')} s, {number(swap.lag_steps, '.1f')} versions"
         )
 
 
@@ -214,8 +214,7 @@ def _alerts(snapshot: Snapshot) -> Iterator[str]:
     if len(snapshot.alerts) > MAX_ALERTS:
         yield f"and {len(snapshot.alerts) - MAX_ALERTS} more"
     for dial in snapshot.dials:
-        if dial.step:
-            yield f"DIAL  {dial.name} = {dial.value:g} from step {dial.step} on"
+        yield f"DIAL  {dial.name} = {dial.value:g} from step {dial.step} on"
 
 
 def _rule(title: str) -> str:
