@@ -16,6 +16,7 @@ from typing import Any
 
 from buffer.client import BufferClient
 from buffer.doors import Keys
+from launch.threads import in_thread
 
 RETRY_S = 0.3
 ASK_TIMEOUT_S = 5.0
@@ -67,7 +68,7 @@ class Links:
 
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                handle: Any = await asyncio.to_thread(ray.get_actor, name, self._namespace)
+                handle: Any = await in_thread(lambda: ray.get_actor(name, self._namespace))
                 return str(await asyncio.wrap_future(getattr(handle, method).remote().future()))
         except (TimeoutError, ValueError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
             return ""
