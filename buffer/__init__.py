@@ -7,5 +7,6 @@ run_state   all that is decided with: ledger and taking (the staleness law), tic
             peers                   evaluation  the order of a run             report  what status shows
 storage     units of a commit       segments    payload files                  index   SQLite tables
 restore     a run taken up again    metrics_log one line per role and second
-schema, codec, meters, doors        records, their coding, clocks and counters, keys: anybody may import these four
+dials       settings that are turned while a run goes on
+schema, codec, meters, usage, doors records, their coding, clocks and counters, cores, keys: anybody may import these
 """

@@ -5,5 +5,8 @@ run_directory, lock, pinned, durable    where a run is kept; its problems stay t
 early         signals before the driver listens
 cli -> driver -> crew -> roles -> bodies      the command, the run, its Ray actors, what each role does
 links, cluster, node, warden      who finds whom; joining Ray; ending everything that carries the run's mark
-figures, summary, view, progress, prometheus, status      the run's figures for people and tools
+figures, summary, view, progress, status      the run's figures for people
+reports, prometheus, tensorboard  its figures for tools, each by setting; METRICS.md, grafana.json
+monitor/      one snapshot for every reader, what limits the run, what to turn; its time line
+reach, turn   a command reaches a run that somebody else drives; a live dial is turned
 """

@@ -30,7 +30,7 @@ from launch.config import ConfigError
 from launch.crew import POLL_TIMEOUT_S, Crew
 from launch.links import Links
 from launch.progress import Progress
-from launch.prometheus import Exporter
+from launch.reports import Reports
 from launch.run_directory import RunDirectory
 from launch.summary import write_summary
 from launch.supervisor import GiveUp, Kill, Pulse, Supervisor
@@ -168,8 +168,8 @@ class _Driver:
             dead_after_s=self._recipe.buffer.dead_after_s,
             now_s=time.monotonic(),
         )
-        with Exporter(self._recipe.metrics.prometheus_port) as exporter:
-            return await self._watch(exporter)
+        with Reports(self._recipe.metrics, self._directory.path) as reports:
+            return await self._watch(reports)
 
     def _take_signals(self) -> None:
         """Done again after Ray's start, which puts a handler of its own for SIGTERM that ends the process."""
@@ -189,7 +189,7 @@ class _Driver:
         self._loop.call_soon_threadsafe(self._take_signals)
         cluster.wait_for_roles(self._recipe, self._progress.say)
 
-    async def _watch(self, exporter: Exporter) -> Outcome:
+    async def _watch(self, reports: Reports) -> Outcome:
         """Until the end, whichever it is."""
         client = self._links.buffer_client(self._directory.run, role="monitor", name="driver", timeout_s=POLL_TIMEOUT_S)
         asking = asyncio.create_task(self._ask_status(client))
@@ -197,7 +197,7 @@ class _Driver:
             while True:
                 gave_up = await self._supervise()
                 self._progress.show(self._status, self._supervisor.states())
-                exporter.update(snapshots(self._status), self._status)
+                reports.update(self._status)
                 if gave_up:
                     self._reason = gave_up
                     return Outcome.FAILED

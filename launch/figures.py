@@ -26,6 +26,10 @@ JOIN json_each(g.kept) k
 JOIN turns t ON t.group_id = g.group_id AND t.rollout = k.value
 WHERE g.step IS NOT NULL AND g.step < ?
 """
+TURNED = """
+SELECT name, value, step FROM dials
+WHERE id IN (SELECT max(id) FROM dials GROUP BY name HAVING count(*) > 1) ORDER BY name
+"""
 EVALUATED = """
 SELECT r.reward, r.statuses FROM rollouts r JOIN groups g ON g.group_id = r.group_id
 WHERE g.kind = 'eval' AND g.phase = ? AND r.state = 'finished'
@@ -61,6 +65,7 @@ def figures(directory: Path) -> dict[str, Any]:
             "checkpoints": [
                 v for (v,) in db.execute("SELECT version FROM checkpoints WHERE kept = 1 ORDER BY version")
             ],
+            "dials": {name: (value, step) for name, value, step in db.execute(TURNED)},
             "evaluations": {phase: _evaluation(db, phase) for (phase,) in db.execute("SELECT phase FROM evaluations")},
         }
         return out | _publish_lag(db) | _ages(db.execute(TRAINED, (steps,)))

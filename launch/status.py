@@ -38,6 +38,8 @@ def _lines(directory: Path) -> Iterator[str]:
     yield f"age          mean {found['age_mean']:.2f}, max {found['age_max']}, allowed {found['max_staleness']}"
     for phase, evaluation in found["evaluations"].items():
         yield f"evaluation   {phase}: {evaluation['finished']} of {evaluation['problems']}, {_accuracy(evaluation)}"
+    for name, (value, step) in found["dials"].items():
+        yield f"dial         {name} = {value:g} from step {step} on"
     yield f"checkpoints  {', '.join(map(str, found['checkpoints'])) or 'none'}"
     if found["phase"] != "done" and not is_driven(directory):
         yield f"resume       rocstar resume {directory}"

@@ -106,6 +106,8 @@ class MetricsTable(_Table):
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """port on loopback where the driver serves Prometheus metrics; 0: nowhere"""
+    tensorboard: bool = False
+    """whether the driver writes RUN/tensorboard, the learner's figures and the run's rates at each step"""
 
 
 class Recipe(_Table):

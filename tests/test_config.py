@@ -25,7 +25,7 @@ learner.activation_checkpointing learner.beta1 learner.beta2 learner.checkpoint_
 learner.keep_checkpoints learner.lr learner.max_grad_norm learner.micro_batch_tokens learner.rank_timeout_s
 learner.ranks learner.warmup_steps learner.weight_decay learner.zero_stage
 loss.advantage_std loss.clip_high loss.clip_low loss.correction loss.dual_clip loss.tis_cap loss.tis_mode
-metrics.prometheus_port
+metrics.prometheus_port metrics.tensorboard
 model.path
 problems.columns problems.epochs problems.families problems.num_heldout problems.path problems.source problems.split
 problems.subset

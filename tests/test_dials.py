@@ -20,6 +20,7 @@ from launch.config import ConfigError, live_dials, parse
 from launch.monitor.show import look
 from launch.reach import note
 from launch.run_directory import RunDirectory
+from launch.status import describe
 from launch.turn import turn
 from tests.buffers import Process, client, complete, decide_all, serving, settings
 from tests.test_config import LEAST
@@ -177,6 +178,7 @@ async def test_the_command_turns_a_dial_of_a_running_buffer(driven: Path) -> Non
         }
         assert snapshot.settings["staleness.max_staleness"] == 2
         assert snapshot.settings["learner.lr"] == 2e-3
+        assert "dial         staleness.max_staleness = 2 from step 0 on" in describe(driven)
 
 
 @pytest.mark.parametrize(
