@@ -4,7 +4,8 @@ config, tree, derive, preflight   a recipe becomes one checked tree, before anyt
 run_directory, lock, pinned, durable    where a run is kept; its problems stay those it began with
 early         signals before the driver listens
 cli -> driver -> crew -> roles -> bodies      the command, the run, its Ray actors, what each role does
-links, cluster, node, warden      who finds whom; joining Ray; ending everything that carries the run's mark
+links, cluster, head, node        who finds whom; joining Ray, and losing it
+threads, warden                   calls that block; ending everything that carries the run's mark
 figures, summary, view, progress, status      the run's figures for people
 reports, prometheus, tensorboard  its figures for tools, each by setting; METRICS.md, grafana.json
 monitor/      one snapshot for every reader, what limits the run, what to turn; its time line

@@ -2,18 +2,20 @@
 
 Consumes    a checked recipe, an opened run directory, a connected Ray
 Produces    one named actor per role; their answers to `poll`
-Waits for   an answer at most POLL_TIMEOUT_S
+Waits for   an answer at most POLL_TIMEOUT_S, Ray's killing at most KILL_S
 Invariant   a role that does not answer is None in `poll`, whatever the reason
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from launch import cluster, warden
 from launch.environment import role_environment
 from launch.roles import RoleSpec, start
 from launch.run_directory import RunDirectory
+from launch.threads import in_thread
 from launch.tree import Recipe
 
 POLL_TIMEOUT_S = 2.0
 FIGURES_TIMEOUT_S = 60.0
+KILL_S = 5.0
 LISTENING = ("buffer", "sandbox", "learner")
 """Roles that others connect to."""
 
@@ -88,7 +92,8 @@ class Crew:
         import ray
 
         if self._nodes.get(name) != ray.get_runtime_context().get_node_id():
-            await asyncio.to_thread(ray.kill, self._handles[name], no_restart=False)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(in_thread(lambda: ray.kill(self._handles[name], no_restart=False)), KILL_S)
         elif pid in warden.marked({"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}):
             os.kill(pid, signal.SIGKILL)
         # else it is gone already: Ray is starting another, which must not be killed in its place
@@ -114,13 +119,15 @@ class Crew:
         poll = await self._poll(self._handles[name])
         return poll is not None and poll["state"] == "ended"
 
-    async def figures(self) -> dict[str, Any]:
+    async def figures(self, patience_s: float) -> dict[str, Any]:
         """What the buffer's index says."""
         call = self._handles["buffer-0"].figures.remote()
-        return dict(await asyncio.wait_for(asyncio.wrap_future(call.future()), FIGURES_TIMEOUT_S))
+        return dict(await asyncio.wait_for(asyncio.wrap_future(call.future()), patience_s))
 
     async def dismiss(self) -> None:
         """Ends every actor for good."""
         import ray
 
-        await asyncio.gather(*(asyncio.to_thread(ray.kill, handle) for handle in self._handles.values()))
+        killing = [in_thread(partial(ray.kill, handle)) for handle in self._handles.values()]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*killing, return_exceptions=True), KILL_S)

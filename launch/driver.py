@@ -3,7 +3,8 @@
 Consumes    a checked recipe, the address of a Ray cluster or none
 Produces    the run directory, roles as Ray actors, the progress view, summary.json, the exit code
 Waits for   the recipe's resources; then for the goal, a failure, SIGINT or SIGTERM
-Unblocked by  the buffer saying "done"; a role that fails again and again; a signal, after which roles are drained
+Unblocked by  the buffer saying "done"; a role that fails again and again; a signal or the loss of Ray's head, after
+            which roles are drained
 Invariant   when it has ended, however it ended, no process of the run is left on this host, and Ray has ended its
             actors on all others
 """
@@ -12,28 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import tempfile
-import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from buffer.client import PeerSilent, Refused
 from buffer.doors import stored_keys
-from launch import cluster, early, reach, warden
+from launch import cluster, early, head, reach, warden
 from launch.config import ConfigError
-from launch.crew import POLL_TIMEOUT_S, Crew
+from launch.crew import FIGURES_TIMEOUT_S, POLL_TIMEOUT_S, Crew
 from launch.links import Links
 from launch.progress import Progress
 from launch.reports import Reports
 from launch.run_directory import RunDirectory
 from launch.summary import write_summary
 from launch.supervisor import GiveUp, Kill, Pulse, Supervisor
+from launch.threads import in_thread
 from launch.tree import Recipe
 from launch.view import snapshots
 
@@ -77,36 +78,6 @@ def drive(recipe: Recipe, *, address: str, fingerprint: str) -> int:
         guard.wait()
 
 
-def _in_thread(call: Callable[[], None]) -> asyncio.Future[Any]:
-    """Its end as a future; unlike asyncio's own threads it holds up nobody's end.
-
-    The thread itself stays: the kernel ends Ray's processes with the thread that started them.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def tell(error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    def work() -> None:
-        error: BaseException | None = None
-        try:
-            call()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, error)
-        threading.Event().wait()
-
-    threading.Thread(target=work, daemon=True).start()
-    return future
-
-
 class _Driver:
     def __init__(self, recipe: Recipe, directory: RunDirectory, address: str, life: str, scratch: Path) -> None:
         self._recipe, self._directory, self._address, self._life = recipe, directory, address, life
@@ -115,7 +86,8 @@ class _Driver:
         self._interrupted = asyncio.Event()
         self._status: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
-        self._reason = ""
+        self._reason = self._lost = ""
+        self._end_s = math.inf
         self._started_s = time.monotonic()
         self._progress = Progress(recipe, directory.path)
         self._links = Links(f"rocstar-{life}")
@@ -150,12 +122,12 @@ class _Driver:
         return outcome
 
     async def _start_and_watch(self) -> Outcome:
-        connecting = _in_thread(self._connect)
+        connecting = in_thread(self._connect, stays=True)
         stopping: asyncio.Future[Any] = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not connecting.done():
-            self._reason = "a signal came while nodes were awaited"
+            self._reason = self._lost or "a signal came while nodes were awaited"
             return Outcome.INTERRUPTED
         connecting.result()
         # Beyond this host nothing is open: whatever listens there asks for the run's keys.
@@ -177,6 +149,16 @@ class _Driver:
             self._loop.remove_signal_handler(number)
             self._loop.add_signal_handler(number, self._interrupted.set)
 
+    async def _watch_head(self, where: str) -> None:
+        """Its loss is an interruption: what the roles still can, they do, in head.DRAIN_S all together."""
+        self._lost = await head.lost(where)
+        self._end_s = time.monotonic() + head.DRAIN_S
+        self._interrupted.set()
+
+    def _joined(self) -> None:
+        self._take_signals()
+        self._head = asyncio.create_task(self._watch_head(head.address()))
+
     def _connect(self) -> None:
         self._progress.say("starting Ray" if not self._address else f"joining Ray at {self._address}")
         cluster.connect(
@@ -186,7 +168,7 @@ class _Driver:
             token=self._directory.path / "keys" / "ray-token",
             scratch=self._scratch,
         )
-        self._loop.call_soon_threadsafe(self._take_signals)
+        self._loop.call_soon_threadsafe(self._joined)
         cluster.wait_for_roles(self._recipe, self._progress.say)
 
     async def _watch(self, reports: Reports) -> Outcome:
@@ -198,14 +180,15 @@ class _Driver:
                 gave_up = await self._supervise()
                 self._progress.show(self._status, self._supervisor.states())
                 reports.update(self._status)
-                if gave_up:
+                if gave_up and not self._lost:
                     self._reason = gave_up
                     return Outcome.FAILED
                 if self._status.get("state") == "done":
                     self._reason = self._goal()
                     return Outcome.REACHED
                 if self._interrupted.is_set():
-                    self._reason = f"a signal came; go on with `rocstar resume {self._recipe.directory}`"
+                    why = self._lost or "a signal came"
+                    self._reason = f"{why}; go on with `rocstar resume {self._recipe.directory}`"
                     return Outcome.INTERRUPTED
                 await asyncio.sleep(TICK_S)
         finally:
@@ -272,14 +255,18 @@ class _Driver:
                 if unwell:
                     outcome = Outcome.FAILED
                     self._reason += f", but {', '.join(unwell)} failed to export; logs/{unwell[0]}.log says why"
-        await self._crew.dismiss()
+        if not self._lost:  # Ray alone could
+            await self._crew.dismiss()
         return outcome
 
     def _patience_s(self, roles: tuple[str, ...], outcome: Outcome) -> float:
         if outcome is Outcome.FAILED:
             return FAILED_DRAIN_S
         exporting = outcome is Outcome.REACHED and "learner" in roles
-        return EXPORT_PATIENCE_S if exporting else self._recipe.run.drain_s
+        return self._left_s(EXPORT_PATIENCE_S if exporting else self._recipe.run.drain_s)
+
+    def _left_s(self, limit_s: float) -> float:
+        return max(0.0, min(limit_s, self._end_s - time.monotonic()))
 
     async def _last_figures(self) -> None:
         """What the buffer knows at the end: the index and every role's last snapshot."""
@@ -287,9 +274,10 @@ class _Driver:
 
         client = self._links.buffer_client(self._directory.run, role="monitor", name="driver", timeout_s=POLL_TIMEOUT_S)
         try:
-            self._status = await asyncio.wait_for(client.status(), POLL_TIMEOUT_S)
-            self._figures = await self._crew.figures()
-        except (TimeoutError, RayError, *CLIENT_ERRORS):
+            with contextlib.suppress(TimeoutError, *CLIENT_ERRORS):  # then the one before stands
+                self._status = await asyncio.wait_for(client.status(), POLL_TIMEOUT_S)
+            self._figures = await self._crew.figures(self._left_s(FIGURES_TIMEOUT_S))
+        except (TimeoutError, RayError):
             self._progress.say("the buffer did not tell its last figures")
         finally:
             await client.close()

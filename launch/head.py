@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 
-HEAD_PATIENCE_S = 10.0
+HEAD_PATIENCE_S = 15.0
 DRAIN_S = 30.0
 """In which a run without a head has ended."""
 CHECK_S = 1.0
-ANSWER_S = 2.0
+ANSWER_S = 5.0
 MIN_IN_VAIN = 3
-"""So many checks must have failed: one alone may have done so because this process was stopped meanwhile."""
+"""So many checks must have failed: one alone may have done so because this process got no time meanwhile."""
 
 
 def address() -> str:

@@ -42,7 +42,7 @@ class RunTable(_Table):
     seed: int = _of(BufferSettings, "seed")
     steps: int = _of(BufferSettings, "steps")
     drain_s: float = Field(default=30.0, gt=0)
-    """seconds that roles are given to end in good order"""
+    """seconds that roles are given to end in good order; 30 for all of them where Ray's head is lost"""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """seconds in which nodes must have joined; in which a role must have started, waits for other roles not counted"""
     max_restarts: int = Field(default=100, ge=0)
