@@ -10,12 +10,9 @@ Invariant   a record takes effect with the first version that is at least its st
 from collections.abc import Sequence
 
 from actors.settings import RolloutSettings, WeightsSettings
-from buffer.wire import Turned, value_at
+from buffer.wire import NEWEST, Turned, value_at
 
 __all__ = ["NEWEST", "obey"]
-
-NEWEST = 1 << 60
-"""a version after every record"""
 
 
 def obey(

@@ -48,7 +48,7 @@ class Range:
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a number"
         if self.above:
-            return f"{kind} above {self.least:g}"
+            return f"{kind} above {self.least:g}" + (f", at most {self.most:g}" if math.isfinite(self.most) else "")
         return f"{kind} from {self.least:g} to {self.most:g}"
 
 
@@ -59,10 +59,12 @@ LIVE: Mapping[str, Range] = {
     "buffer.lease_s": Range(least=0, above=True),
     "buffer.group_timeout_s": Range(least=0, above=True),
     "weights.ack_timeout_s": Range(least=0, above=True),
+    "sandbox.wall_s": Range(least=0, most=3600, above=True),
+    "sandbox.cpu_s": Range(least=0, most=3600, above=True),
 }
 """dotted name -> its values"""
 
-_OWN = {
+OWN = {
     STALENESS: "max_staleness",
     "buffer.lease_s": "lease_s",
     "buffer.group_timeout_s": "group_timeout_s",
@@ -132,7 +134,7 @@ def report(run: RunState) -> list[dict[str, Any]]:
 
 
 def _given(settings: BufferSettings, others: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(getattr(settings, field)) for name, field in _OWN.items()} | {
+    return {name: float(getattr(settings, field)) for name, field in OWN.items()} | {
         name: float(value) for name, value in others.items()
     }
 
@@ -147,7 +149,7 @@ def _record(run: RunState, name: str, value: float, now: Now) -> None:
 
 def _obey(run: RunState, name: str, value: float) -> None:
     """What the buffer itself does about it."""
-    field = _OWN.get(name)
+    field = OWN.get(name)
     if field is None:
         return
     typed = int(value) if LIVE[name].whole else value

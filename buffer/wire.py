@@ -133,6 +133,10 @@ class Turned:
     """first step it holds for"""
 
 
+NEWEST = 1 << 60
+"""a step after every record"""
+
+
 def value_at(turned: Iterable[Turned], name: str, step: int) -> float | None:
     """A dial's value for a step: that of its last record up to it; None when there is none."""
     known = [one.value for one in turned if one.name == name and one.step <= step]

@@ -14,15 +14,20 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from buffer.client import PeerSilent, Refused
+from buffer.dials import OWN
+from buffer.wire import NEWEST, Turned, value_at
 from launch.cluster import ranks_apart
+from launch.config import live_dials
 from launch.links import Links
 from launch.roles import Role, RoleSpec
+from sandbox.settings import SandboxSettings
 
 LOOPBACK = "127.0.0.1"
 RENDEZVOUS_CHECK_S = 1.0
@@ -73,7 +78,7 @@ async def buffer(spec: RoleSpec, role: Role) -> None:
         spec.run,
         problem_at,
         [record(p) for p in stream.heldout],
-        live={"rollout.concurrency": recipe.rollout.concurrency, "learner.lr": recipe.learner.lr},
+        live={name: attrgetter(name)(recipe) for name in live_dials() if name not in OWN},
     )
     bind = f"tcp://{_here(spec)}:{recipe.buffer.port or 0}"
     role.listening(await server.start(bind, spec.wire_keys))
@@ -102,6 +107,7 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
             now_s = time.monotonic()
             snapshot = _sandbox_snapshot(spec, server.snapshot(), now_s - started_s)
             await client.heartbeat(snapshot | {"usage": usage.read(now_s)})
+            server.limit(**live_limits(recipe.sandbox, await client.dials()))
             await asyncio.sleep(recipe.buffer.heartbeat_s)
     except Exception as error:  # the buffer must not take this end for a good one
         with contextlib.suppress(Refused, PeerSilent, TimeoutError):
@@ -111,6 +117,13 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
     finally:
         await client.close()
         await server.stop()
+
+
+def live_limits(settings: SandboxSettings, turned: Iterable[Turned]) -> dict[str, float]:
+    """Seconds of a call, as they are turned now."""
+    names, turned = ("wall_s", "cpu_s"), list(turned)
+    found = {name: value_at(turned, f"sandbox.{name}", NEWEST) for name in names}
+    return {name: getattr(settings, name) if value is None else value for name, value in found.items()}
 
 
 def _sandbox_snapshot(spec: RoleSpec, figures: dict[str, Any], wall_s: float) -> dict[str, Any]:

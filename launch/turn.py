@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from buffer.client import BufferClient, PeerSilent, Refused
-from buffer.wire import Turned, value_at
+from buffer.wire import NEWEST, Turned, value_at
 from launch.config import ConfigError, dials, live_dials, parse, read_toml, set_value
 from launch.preflight import FIXED
 from launch.reach import buffer_client, is_driven
 
 ANSWER_S = 20.0
-NEWEST = 1 << 60
 NAME = "monitor-set"
 
 

@@ -102,6 +102,10 @@ class SandboxServer:
         if self._guarded is not None:
             await asyncio.to_thread(self._guarded.term)
 
+    def limit(self, *, wall_s: float, cpu_s: float) -> None:
+        """Seconds that a call gets from now on, unless it states its own; calls that have come keep theirs."""
+        self._limits = replace(self._limits, wall_s=wall_s, cpu_s=cpu_s)
+
     def snapshot(self) -> dict[str, Any]:
         """Cumulative counters and histograms, and present numbers, for metrics."""
         histograms = {name: histogram.snapshot() for name, histogram in self._dispatch.histograms.items()}

@@ -23,9 +23,9 @@ class SandboxSettings(BaseModel):
 
     workers: Annotated[int, Field(ge=0, le=512)] = 0
     """Shards (each runs one CPU-bound call at a time); 0: one per core that this process may use."""
-    wall_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
+    wall_s: Annotated[float, Field(gt=0, le=3600, json_schema_extra={"live": True})] = 4.0
     """Seconds a call may take, from its dispatch."""
-    cpu_s: Annotated[float, Field(gt=0, le=3600)] = 4.0
+    cpu_s: Annotated[float, Field(gt=0, le=3600, json_schema_extra={"live": True})] = 4.0
     """CPU-seconds a call may use."""
     memory_mib: Annotated[int, Field(ge=16, le=1 << 20)] = 256
     """MiB a call's process tree may use on top of the warm interpreter."""

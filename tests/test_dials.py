@@ -16,16 +16,21 @@ from buffer.client import Refused
 from buffer.dials import LIVE
 from buffer.schema import Loaded
 from buffer.wire import Turned, value_at
+from launch.bodies import live_limits
 from launch.config import ConfigError, live_dials, parse
 from launch.monitor.show import look
 from launch.reach import note
 from launch.run_directory import RunDirectory
 from launch.status import describe
 from launch.turn import turn
+from sandbox.api import Status
+from sandbox.client import SandboxClient
+from sandbox.server import SandboxServer
+from sandbox.settings import SandboxSettings
 from tests.buffers import Process, client, complete, decide_all, serving, settings
 from tests.test_config import LEAST
 
-LR = {"learner.lr": 1e-3, "rollout.concurrency": 64}
+LR = {"learner.lr": 1e-3, "rollout.concurrency": 64, "sandbox.wall_s": 4.0, "sandbox.cpu_s": 4.0}
 
 
 def turned(*values: tuple[float, int], name: str = "rollout.concurrency") -> list[Turned]:
@@ -46,6 +51,12 @@ def test_an_engine_obeys_from_the_swap_to_that_step_on() -> None:
     assert (changed[0].concurrency, changed[1].ack_timeout_s) == (16, 7.0)
     assert obey(records, NEWEST, rollout, weights) == changed
     assert obey([], NEWEST, rollout, weights) == (rollout, weights)
+
+
+def test_a_sandbox_node_obeys_at_once() -> None:
+    records = [*turned((4, 0), (1, 7), name="sandbox.wall_s"), *turned((4, 0), name="sandbox.cpu_s")]
+    assert live_limits(SandboxSettings(), records) == {"wall_s": 1.0, "cpu_s": 4.0}
+    assert live_limits(SandboxSettings(wall_s=2.0), []) == {"wall_s": 2.0, "cpu_s": 4.0}
 
 
 def test_fewer_slots_stop_nobody_and_take_nobody() -> None:
@@ -83,6 +94,7 @@ async def test_a_change_is_on_record_with_the_next_step_and_shown(tmp_path: Path
         ("groups.groups_per_step", 4, "'groups.groups_per_step' is not live"),
         ("learner.lr", 0, r"learner.lr = 0 must be a number above 0"),
         ("rollout.concurrency", 1.5, "a whole number from 1 to"),
+        ("sandbox.wall_s", 4000.0, "a number above 0, at most 3600"),
         ("staleness.max_staleness", -1, "a whole number from 0 to 1000"),
         ("buffer.lease_s", -1.0, "buffer.lease_s = -1 must be a number above 0"),
     ],
@@ -201,3 +213,20 @@ def test_a_run_that_nobody_drives_is_resumed_instead(driven: Path) -> None:
     (driven / "driver.lock").unlink()
     with pytest.raises(ConfigError, match=r"nobody drives this run; use `rocstar resume .* --set learner.lr=1`"):
         turn(driven, "learner.lr=1")
+
+
+@pytest.mark.slow
+async def test_a_node_stops_calls_at_the_seconds_that_were_turned() -> None:
+    server = SandboxServer(SandboxSettings(workers=1))
+    endpoint = await server.start("tcp://127.0.0.1:0")
+
+    async def resolve() -> list[str]:
+        return [endpoint]
+
+    sandbox = SandboxClient(resolve, tenant="t")
+    try:
+        server.limit(wall_s=0.5, cpu_s=0.5)
+        assert (await sandbox.run("while True: pass")).status in (Status.TIMEOUT, Status.CPU_TIMEOUT)
+    finally:
+        await sandbox.close()
+        await server.stop()

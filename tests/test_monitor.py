@@ -80,6 +80,16 @@ def test_a_run_whose_driver_was_killed_is_stopped(tmp_path: Path) -> None:
     assert look(tmp_path)[0].run.state == "stopped"
 
 
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    copy(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    ended = {"outcome": "interrupted", "reason": "a signal came; go on with `rocstar resume runs/quickstart`"}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | ended))
+    snapshot, advice = look(tmp_path)
+    assert snapshot.run.state == "interrupted"
+    assert screen(snapshot, advice)[1] == f"ended: {ended['reason']}"
+
+
 def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     copy(tmp_path)
     whole = look(tmp_path)
