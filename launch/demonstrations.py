@@ -5,8 +5,8 @@ Produces    `Demonstration`s: the model's turns and what came back
 Waits for   the executor
 Invariant   the demonstration of an index depends on the settings, the seed and the index alone
 
-Three kinds, in stated shares: a guess without the tool, which is wrong; a faulty call or two, each with its error, then
-the right call; the right call at once. Reinforcement learning starts from a model that does all three.
+Three kinds, in stated shares: a guess without the tool, which is wrong; a faulty call, its error, then the right call;
+the right call at once. Reinforcement learning starts from a model that does all three.
 """
 
 import json
@@ -33,8 +33,6 @@ class DemonstrationSettings(BaseModel):
     """Answers without a call, wrong."""
     faulty_share: float = Field(default=0.18, ge=0, le=1)
     """A faulty call first, then the right one."""
-    faulty_again: float = Field(default=0.0, ge=0, le=1)
-    """Part of those in which a second faulty call follows the first."""
     guesses_from: float = Field(default=0.0, ge=0, le=1)
     """Part of the demonstrations that comes before the first guess, the other kinds in their proportion. A guess
     teaches nothing about copying numbers, which takes a new model longest. Takes sft.shuffle = false."""
@@ -110,8 +108,6 @@ def demonstrate(
     calls = [("I compute.", code)]
     if kind < settings.guess_share + settings.faulty_share:
         calls = [("I compute.", faulty(code, random)), ("I fix it.", code)]
-        if random.random() < settings.faulty_again:
-            calls.insert(1, ("I fix it.", faulty(code, random)))
     turns = tuple(_call(words, tool_name, text) for words, text in calls)
     observations = tuple(execute(text) for _, text in calls)
     return Demonstration(
