@@ -134,6 +134,8 @@ def connect(recipe: Recipe, *, address: str, namespace: str, token: Path, scratc
         ray.init(namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False, **options)
     except (ConnectionError, RuntimeError) as error:
         raise ConfigError(f"Ray at {address or 'this host'}: {error}") from error
+    except Exception as error:  # Ray's own processes did not come up in time: it has no better class for that
+        raise RuntimeError(f"Ray at {address or 'this host'} did not start: {error}") from error
 
 
 def _quiet_ray() -> None:
