@@ -17,8 +17,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-MIN_INTERVAL_S = 0.5
-"""Readings closer together than this are the same reading: whoever asks often pays nothing."""
+MIN_INTERVAL_S = 2.0
+"""Readings closer together than this are the same reading: one takes some milliseconds where threads are many."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -27,7 +27,7 @@ class Usage:
 
     Example:
         Usage().read(now_s=12.0)
-        # {"host": "node3", "cores": 2, "cpu_s": 8.1, "core_wait_s": 0.4, "host_cpu_s": 21.7}
+        # {"host": "node3", "cores": 2, "read_s": 12.0, "cpu_s": 8.1, "core_wait_s": 0.4, "host_cpu_s": 21.7}
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -37,6 +37,7 @@ class Usage:
         self._figures: dict[str, Any] = {
             "host": socket.gethostname(),
             "cores": len(os.sched_getaffinity(0)),
+            "read_s": 0.0,
             "cpu_s": 0.0,
             "core_wait_s": 0.0,
             "host_cpu_s": 0.0,
@@ -45,7 +46,7 @@ class Usage:
     def read(self, now_s: float) -> dict[str, Any]:
         """Everything up to now."""
         if now_s - self._read_s >= MIN_INTERVAL_S:
-            self._read_s = now_s
+            self._read_s = self._figures["read_s"] = now_s
             cpu_s, waited_ns = self._walk()
             self._figures["cpu_s"] = max(self._figures["cpu_s"], cpu_s)
             self._figures["core_wait_s"] += waited_ns / 1e9
@@ -55,21 +56,23 @@ class Usage:
     def _walk(self) -> tuple[float, int]:
         """CPU seconds of the tree, and nanoseconds that its threads waited since the walk before."""
         cpu_s, waited_ns, waits = 0.0, 0, {}
-        for pid in _tree(self._root or os.getpid()):
+        for pid, threads in _tree(self._root or os.getpid()):
             cpu_s += _cpu_s(pid)
-            for thread in _threads(pid):
+            for thread in threads:
                 waits[thread] = _waited_ns(pid, thread)
                 waited_ns += max(0, waits[thread] - self._waits.get(thread, 0))
         self._waits = waits
         return cpu_s, waited_ns
 
 
-def _tree(root: int) -> Iterator[int]:
+def _tree(root: int) -> Iterator[tuple[int, list[int]]]:
+    """Processes with their threads."""
     stack = [root]
     while stack:
         pid = stack.pop()
-        yield pid
-        for thread in _threads(pid):
+        threads = _threads(pid)
+        yield pid, threads
+        for thread in threads:
             stack += map(int, _text(f"/proc/{pid}/task/{thread}/children").split())
 
 

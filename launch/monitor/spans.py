@@ -102,8 +102,11 @@ class Span:
         used = self.now.get("usage") or {}
         if key not in used or not self.seconds:
             return None
-        earlier = (self._clock_before.get("usage") or {}).get(key, 0.0)
-        return max(0.0, used[key] - earlier) / self.seconds
+        earlier = self._clock_before.get("usage") or {}
+        if not earlier:
+            return float(used[key]) / self.seconds if key != "host_cpu_s" else None
+        between_s = used.get("read_s", self.seconds) - earlier.get("read_s", 0.0)
+        return max(0.0, used[key] - earlier[key]) / between_s if between_s > 0 else None
 
     def spread(self, key: str) -> Spread:
         """Growth of a histogram."""

@@ -73,8 +73,8 @@ def _advice(advice: Advice) -> Iterator[str]:
     for reason in advice.reasons[1:3]:
         yield f"         {reason}"
     for index, fix in enumerate(advice.fixes, 1):
-        yield f"FIX {index}    {fix.dial} {_plain(fix.now)} -> {_plain(fix.proposed)} : {fix.reason}"
-        yield f"         expect {fix.expect}"
+        yield f"FIX {index}    {fix.dial} {_plain(fix.now)} -> {_plain(fix.proposed)} : expect {fix.expect}"
+        yield f"         {fix.reason}"
 
 
 def _plain(value: object) -> str:
