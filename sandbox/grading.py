@@ -27,6 +27,8 @@ _GRADER_CPU_S = 86400.0
 """No bound: each answer has its time, and so many answers end a grader."""
 _GRADER_REST_S = 60.0
 """Seconds without an answer after which a grader ends."""
+_GATHER_S = 0.005
+"""Seconds that the verdicts of a batch gather, so that each does not wake the front."""
 MAX_GRADER_ANSWERS = 2000
 """After these a grader ends, so that nothing that they left behind can gather."""
 
@@ -126,22 +128,34 @@ class Graders:
         loop: Loop,
         *,
         on_blocked: Callable[[], None],
-        on_verdict: Callable[[int, Verdict], None],
+        on_verdicts: Callable[[list[tuple[int, str]]], None],
         on_end: Callable[[Grading, list[tuple[int, str, str]]], None],
     ) -> None:
-        self._loop, self._on_blocked, self._on_verdict, self._on_end = loop, on_blocked, on_verdict, on_end
+        self._loop, self._on_blocked, self._on_verdicts, self._on_end = loop, on_blocked, on_verdicts, on_end
         self._resting: Grading | None = None
+        self._verdicts: list[tuple[int, str]] = []
 
     def take(self, zygote: Slots) -> Grading:
         """The one that rests, or another."""
         grader, self._resting = self._resting, None
         if grader is not None and not grader.done:
             return grader
-        return Grading(self._loop, zygote, self._on_blocked, self._on_verdict, self._ended)
+        return Grading(self._loop, zygote, self._on_blocked, self._gather, self._ended)
+
+    def _gather(self, name: int, verdict: Verdict) -> None:
+        self._verdicts.append((name, verdict.value))
+        if len(self._verdicts) == 1:
+            self._loop.after(_GATHER_S, self._report)
+
+    def _report(self) -> None:
+        verdicts, self._verdicts = self._verdicts, []
+        if verdicts:
+            self._on_verdicts(verdicts)
 
     def _ended(self, grader: Grading, rest: list[tuple[int, str, str]]) -> None:
         if self._resting is None or self._resting.done:
             self._resting = grader
         else:
             grader.finish()
+        self._report()
         self._on_end(grader, rest)

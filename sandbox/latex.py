@@ -1,11 +1,12 @@
 """Makes math-verify's LaTeX reader quick without changing what it reads.
 
 Consumes    the parser that math-verify builds for each text
-Produces    the same expressions: predictions that depend on a rule's callers are remembered, plain numbers are made
-            without compiling them as Python
+Produces    the same expressions: texts of one form, such as "(1, 2)" and "(30, 40)", share a tree; predictions that
+            depend on a rule's callers are remembered; plain numbers are made without compiling them as Python
 Waits for   nothing
-Invariant   what is remembered is a function of its key: the decision, the rules under way, the precedence and the
-            tokens that were looked at. Nothing is remembered of a reading that failed
+Invariant   what is remembered is a function of its key: a tree of the types of all tokens (the grammar looks at nothing
+            else), a prediction of the decision, the rules under way, the precedence and the types of the tokens that
+            were looked at. Nothing is remembered of a reading that failed
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from antlr4.atn.ParserATNSimulator import ParserATNSimulator
 from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 
 _MAX_KEYS = 20_000
+_MAX_FORMS = 2000
 _MAX_DIGITS = 1000
 
 
@@ -33,7 +35,6 @@ class _Predictor(ParserATNSimulator):
         """The alternative to take; the names are ANTLR's."""
         if dfa.decision not in self._dependent:
             return self._find(dfa, s0, input, startIndex, outerContext)
-        input.fill()
         for length, known in self._known.get(self._key(dfa, outerContext), {}).items():
             alternative = known.get(_types(input, startIndex, startIndex + length))
             if alternative is not None:
@@ -81,10 +82,61 @@ def _types(input: Any, start: int, end: int) -> tuple[int, ...]:
     return tuple([token.type for token in input.tokens[start:end]])
 
 
+class _Form:
+    """A tree and the tokens in it."""
+
+    def __init__(self, tree: Any, tokens: list[Any]) -> None:
+        self.tree, self._tokens = tree, tokens
+
+    def hold(self, tokens: list[Any]) -> None:
+        """From here on it is the tree of another text, which has the same types of tokens."""
+        for mine, other in zip(self._tokens, tokens, strict=True):
+            mine.source, mine.start, mine.stop, mine._text = other.source, other.start, other.stop, other._text
+            mine.line, mine.column = other.line, other.column
+
+
+class _Reader:
+    """What math-verify takes for a parser."""
+
+    known: ClassVar[dict[tuple[int, ...], _Form]] = {}
+    """By the types of all tokens; without those that are in use."""
+
+    def __init__(self, parser: Any, in_use: list[tuple[tuple[int, ...], _Form]]) -> None:
+        self._parser, self._in_use = parser, in_use
+
+    def math(self) -> Any:
+        """The tree of the whole text."""
+        tokens = self._parser.getTokenStream().tokens
+        types = _types(self._parser.getTokenStream(), 0, len(tokens))
+        form = self.known.pop(types, None)
+        if form is None:
+            form = _Form(self._parser.math(), tokens)
+        else:
+            form.hold(tokens)
+        self._in_use.append((types, form))
+        return form.tree
+
+
 def _create_parser(self: Any, text: str) -> Any:
     parser = _build_parser(self, text)
+    try:
+        parser.getTokenStream().fill()
+    except Exception:  # not even words: let it fail where it fails
+        return _build_parser(self, text)
     parser._interp = _Predictor(parser, parser.atn, parser.decisionsToDFA, parser.sharedContextCache)
-    return parser
+    return _Reader(parser, self.__dict__.setdefault("_forms_in_use", []))
+
+
+def _parse(self: Any, text: str) -> Any:
+    in_use = self.__dict__.setdefault("_forms_in_use", [])
+    mark = len(in_use)  # it calls itself for the parts of some texts
+    try:
+        return _read(self, text)
+    finally:
+        if len(_Reader.known) >= _MAX_FORMS:
+            _Reader.known.clear()
+        _Reader.known.update(in_use[mark:])
+        del in_use[mark:]
 
 
 def _parse_number(self: Any, text: str) -> Any:
@@ -94,14 +146,14 @@ def _parse_number(self: Any, text: str) -> Any:
     return sympy.Float(digits) if "." in digits else sympy.Integer(int(digits))
 
 
-_build_parser, _read_number = _Latex2Sympy.create_parser, _Latex2Sympy.parse_number
+_build_parser, _read, _read_number = _Latex2Sympy.create_parser, _Latex2Sympy.parse, _Latex2Sympy.parse_number
 
 
 def install() -> None:
     """From here on math-verify reads quickly, in this process and its forks."""
-    _Latex2Sympy.create_parser, _Latex2Sympy.parse_number = _create_parser, _parse_number
+    _Latex2Sympy.create_parser, _Latex2Sympy.parse, _Latex2Sympy.parse_number = _create_parser, _parse, _parse_number
 
 
 def uninstall() -> None:
     """As it was."""
-    _Latex2Sympy.create_parser, _Latex2Sympy.parse_number = _build_parser, _read_number
+    _Latex2Sympy.create_parser, _Latex2Sympy.parse, _Latex2Sympy.parse_number = _build_parser, _read, _read_number

@@ -13,4 +13,4 @@ READY, REFUSED, WANT, RESULT, VERDICT, LOST, BACK, EVENT = (
     "ready", "refused", "want", "result", "verdict", "lost", "back", "event",
 )  # fmt: skip
 """From a supervisor: started (whether cgroups limit memory), cannot start (why), how many more jobs it takes, a result,
-a verdict, numbers of lost and of unstarted jobs, a counter and its increment."""
+verdicts, numbers of lost and of unstarted jobs, a counter and its increment."""

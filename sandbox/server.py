@@ -244,7 +244,8 @@ class SandboxServer:
         if kind == messages.RESULT:
             self._dispatch.finish(rest[0][0], wire.read_result(rest[0]), now_s)
         elif kind == messages.VERDICT:
-            self._dispatch.finish(rest[0], Verdict(rest[1]), now_s)
+            for number, verdict in rest[0]:
+                self._dispatch.finish(number, Verdict(verdict), now_s)
         elif kind == messages.LOST:
             self._dispatch.lose(rest[0], now_s)
         elif kind == messages.BACK:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from sandbox import cgroup
-from sandbox.api import Status, Verdict
+from sandbox.api import Status
 from sandbox.grading import Graders, Grading
 from sandbox.jail import JailPlan, raise_file_limit
 from sandbox.jobs import Coding, GradeJob, ProgramJob, job_ids, program_job
@@ -72,7 +72,7 @@ class Supervisor:
             on_lost=self._on_zygote_lost,
         )
         self._graders = Graders(
-            self._loop, on_blocked=self._schedule, on_verdict=self._on_verdict, on_end=self._on_graded
+            self._loop, on_blocked=self._schedule, on_verdicts=self._on_verdicts, on_end=self._on_graded
         )
         self._queue: collections.deque[ProgramJob | GradeJob] = collections.deque()
         self._running: set[Running] = set()
@@ -251,8 +251,8 @@ class Supervisor:
         self._send([RESULT, fields])
         self._schedule()
 
-    def _on_verdict(self, name: int, verdict: Verdict) -> None:
-        self._send([VERDICT, name, verdict.value])
+    def _on_verdicts(self, verdicts: list[tuple[int, str]]) -> None:
+        self._send([VERDICT, verdicts])
 
     def _on_graded(self, child: Grading, rest: list[tuple[int, str, str]]) -> None:
         self._running.discard(child)

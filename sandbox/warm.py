@@ -12,6 +12,7 @@ from typing import IO, TextIO
 
 from sandbox import answers, guest, linux
 
+_ROUNDS = 12
 _STDLIB = (
     "abc", "array", "ast", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers",
@@ -20,22 +21,27 @@ _STDLIB = (
 
 
 def preload(sci: bool) -> None:
-    """Import what calls import, and use it once, so that children find it done."""
+    """Import what calls import, and use it often enough that Python has specialised its code for it."""
     for name in _STDLIB:
         __import__(name)
-    guest.execute("import math\nx = [str(i) for i in range(9)]\nf'{math.pi:.3f}'", {})
+    for number in range(_ROUNDS):
+        guest.execute(f"import math\nx = [str(i) for i in range({number})]\nf'{{math.pi:.3f}} {{x}}'", {})
     if not sci:
         return
     import numpy as np
     import sympy
 
-    np.linalg.det(np.random.default_rng(0).random((4, 4)))
     np.random.seed()
-    x = sympy.symbols("x")
-    sympy.solve(x**2 - 3 * x + 2, x)
+    x, y = sympy.symbols("x y")
     sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2)
     sympy.integrate(x * sympy.exp(x), x)
-    str(sympy.factor(x**4 - 1))
+    for number in range(3, 3 + _ROUNDS):
+        matrix = np.eye(4) * number
+        str(np.linalg.det(matrix)), str(matrix)
+        sympy.solve(x**2 - (number + 2) * x + 2 * number, x)
+        sympy.solve([x + y - number, x - y - 1], [x, y])
+        str(sympy.factor(x**3 - number**3)), str(sympy.expand((x + number) ** 3))
+        sympy.diff(x**number, x), sympy.simplify((x**2 - number**2) / (x - number))
     answers.warm()
 
 

@@ -9,9 +9,11 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latex2sympy2_extended.gen.antlr4_13_2.PSParser import PSParser
 from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 from math_verify import verify
 from math_verify.parser import extract_latex, parse_latex_cached
+from sympy import srepr
 
 from sandbox import answers, latex
 from sandbox.answers import grade, plain_fraction, plain_number, quick_verdict
@@ -143,25 +145,36 @@ def test_fractions_of_polynomials_are_compared_as_math_verify_does(answer: str, 
         assert answers._compare(*pair) is _slow_verdict(*pair), pair
 
 
-def _tree(text: str) -> str:
-    """What ANTLR reads, rule by rule; or why it cannot."""
-    reader = _Latex2Sympy()
-    parser = reader.create_parser(text)
+def _read(text: str) -> str:
+    """The tree that ANTLR reads, rule by rule, and the expression that is made of it; or that there is none."""
+    reader = _Latex2Sympy(is_real=True)
     try:
-        return str(parser.math().toStringTree(recog=parser))
+        tree = reader.create_parser(text).math().toStringTree(ruleNames=PSParser.ruleNames)
+        return f"{tree} {srepr(reader.parse(text))}"
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return type(error).__name__
 
 
-@settings(max_examples=250, deadline=None)
+_OTHER_DIGITS = str.maketrans("0123456789xn", "1974283560yz")
+
+
+@settings(max_examples=200, deadline=None)
 @given(_ANY)
 def test_what_is_remembered_changes_no_reading(text: str) -> None:
-    quick = [_tree(text), _tree(text)]
+    same_form = text.translate(_OTHER_DIGITS)
+    quick = [_read(text), _read(text), _read(same_form), _read(text)]
     latex.uninstall()
     try:
-        assert quick == [_tree(text)] * 2
+        assert quick == [_read(text), _read(text), _read(same_form), _read(text)]
     finally:
         latex.install()
+
+
+def test_texts_of_one_form_share_a_tree() -> None:
+    latex._Reader.known.clear()
+    texts = [str(_Latex2Sympy().parse(f"{n}x+{n}")) for n in (2, 20, 300)]
+    assert texts == ["2*x + 2", "20*x + 20", "300*x + 300"]
+    assert len(latex._Reader.known) == 1
 
 
 @settings(deadline=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.api import Status
-from tests.sandbox_node import PYTHONS_OWN_TMP, Node, alive, children, eventually
+from tests.sandbox_node import PYTHONS_OWN_TMP, Node, alive, children, eventually, process_name
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_without_namespaces_a_call_is_limited() -> None:
         assert node.run("bytearray(1 << 30)").status is Status.MEMORY
         result = node.run("import subprocess; open('x', 'w').close(); print(subprocess.Popen(['sleep', '50']).pid)")
         assert result.status is Status.OK, result
-        assert eventually(lambda: _name(int(result.stdout)) != "sleep")
+        assert eventually(lambda: process_name(int(result.stdout)) != "sleep")
         assert node.run("import socket; socket.socket()").exception.startswith("PermissionError")
         assert node.run("import os; os.kill(-1, 9)").exception.startswith("PermissionError")
         assert node.run("import subprocess; subprocess.run('true', start_new_session=True)").status is Status.ERROR
@@ -122,13 +122,6 @@ def test_a_python_that_lives_in_tmp_is_seen_beside_a_calls_own_tmp(tmp_path: Pat
     assert f"{sorted({top, *PYTHONS_OWN_TMP})} False" in done.stdout
 
 
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except FileNotFoundError:
-        return ""
-
-
 def _tree(pid: int) -> list[int]:
     below = [pid]
     for parent in below:
@@ -141,11 +134,11 @@ def test_a_killed_part_takes_everything_below_along(victim: str) -> None:
     with subprocess.Popen([sys.executable, "-c", _SERVE], cwd=_ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "busy\n"
-        assert eventually(lambda: any(_name(pid) == "sleep" for pid in _tree(server.pid)), 10)
-        sleeper = next(pid for pid in _tree(server.pid) if _name(pid) == "sleep")
+        assert eventually(lambda: any(process_name(pid) == "sleep" for pid in _tree(server.pid)), 10)
+        sleeper = next(pid for pid in _tree(server.pid) if process_name(pid) == "sleep")
         below = _tree(server.pid)[1:]
         depth = {"server": server.pid, "supervisor": below[0], "zygote": children(below[0])[0]}
         os.kill(depth[victim], signal.SIGKILL)
-        assert eventually(lambda: _name(sleeper) != "sleep", 5)
+        assert eventually(lambda: process_name(sleeper) != "sleep", 5)
         server.kill()
         assert eventually(lambda: not any(alive(pid) for pid in below), 5)

@@ -24,7 +24,7 @@ from sandbox.client import SandboxClient
 from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
 from tests.sandbox_mix import mix
-from tests.sandbox_node import children
+from tests.sandbox_node import children, process_name
 
 
 async def burst(count: int, workers: int, kill: bool) -> dict[str, Any]:
@@ -76,9 +76,11 @@ def _rss_kib(pid: int) -> int:
 
 
 def node_processes(server: SandboxServer) -> list[int]:
-    """The node's lasting processes, below this one: supervisors, zygotes."""
+    """The node's lasting processes, below this one: supervisors, zygotes, graders."""
     supervisors = [shard.pid for shard in server._shards]
-    return [*supervisors, *(pid for parent in supervisors for pid in children(parent))]
+    zygotes = [pid for parent in supervisors for pid in children(parent)]
+    graders = [pid for parent in zygotes for pid in children(parent) if process_name(pid) == "rocstar-grader"]
+    return [*supervisors, *zygotes, *graders]
 
 
 def main() -> None:
