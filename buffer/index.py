@@ -1,26 +1,26 @@
 """The run's truth in SQLite: who may work on what, what was finished, taken, published; where each turn lies.
 
 Consumes    statements that the service collected for one group commit
-Produces    them, durable in one transaction; rows back at a restart
+Produces    them, durable in one transaction; before that, to whom it is told (buffer/spare.py); rows back at a restart
 Waits for   the disk: `commit` is called in a worker thread; nobody else writes the file
 Invariant   a commit is whole or absent; nothing is acknowledged before the commit that holds it
 
 `journal_mode = WAL`, `synchronous = FULL`: the log is synced at every commit, so what was acknowledged survives the
 loss of power as well as kill -9 (NORMAL would lose the last commits with the power). It costs one sync per commit,
 and commits are grouped. Open it with any SQLite tool, also while the run goes on: `sqlite3 buffer/index.sqlite`.
+`PRAGMA user_version` is the number of commits.
 Times `_unix_s` are seconds since 1970. The tables and what their values mean: `TABLES` below.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from buffer.journal import NO_PAYLOAD, End, Statement
 from buffer.schema import SCHEMA
-
-Statement: TypeAlias = tuple[str, tuple[Any, ...]]
 
 TABLES = """
 -- one row per key. schema, run (wire id of the run), life (starts of the buffer), next_problem (index of the next
@@ -165,7 +165,14 @@ CREATE TABLE IF NOT EXISTS evaluations (
 ) WITHOUT ROWID;
 """
 
-
+ENDS = "SELECT segment, offset_bytes + length_bytes FROM turns ORDER BY segment DESC, offset_bytes DESC LIMIT 1"
+"""up to where payload is indexed"""
+NEEDED = (
+    "SELECT DISTINCT turns.segment FROM groups JOIN turns USING (group_id) "
+    "WHERE (groups.state IN ('waiting', 'leased') OR groups.state = 'finished' AND groups.kind = 'train' "
+    "OR groups.step >= ?)"
+)
+"""segments of groups being worked on, an evaluation's included, of kept groups, of batches from a step on"""
 MAX_CHECKED_BYTES = 512 << 20
 """a greater file is not read through at a restart"""
 
@@ -179,6 +186,8 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.journal: Callable[[int, End, list[Statement]], None] | None = None
+        """is told each commit's number, the end of its payload and its statements before it is made"""
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
@@ -190,14 +199,16 @@ class Index:
             raise self._unusable(str(error)) from error
         if found != "ok":
             raise self._unusable(found.splitlines()[-1])
+        self.number: int = self._db.execute("PRAGMA user_version").fetchone()[0]
+        """of the last commit"""
 
     def _is_small(self) -> bool:
         return self._path.stat().st_size <= MAX_CHECKED_BYTES
 
     def _unusable(self, found: str) -> IndexFault:
         return IndexFault(
-            f"{self._path} cannot be used ({found}): restore it from a copy of the run directory, or save what it "
-            f"holds with `sqlite3 {self._path.name} .recover`; segments/ holds every acknowledged turn"
+            f"{self._path} cannot be used ({found}): `rocstar resume RUN --rebuild-index` makes it anew from spare/ "
+            "and goes on; segments/ holds every acknowledged turn"
         )
 
     def check(self, run: str) -> bool:
@@ -223,8 +234,11 @@ class Index:
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self._db.execute(sql, parameters).fetchall()
 
-    def commit(self, statements: Iterable[Statement]) -> None:
+    def commit(self, statements: Iterable[Statement], end: End = NO_PAYLOAD) -> None:
         """Run the statements in one transaction, synced when this returns; consecutive equal ones go as a batch."""
+        statements, number = list(statements), self.number + 1
+        if self.journal is not None:
+            self.journal(number, end, statements)
         self._db.execute("BEGIN IMMEDIATE")
         try:
             pending: list[tuple[Any, ...]] = []
@@ -237,7 +251,9 @@ class Index:
                 pending.append(parameters)
             if pending:
                 self._db.executemany(last, pending)
+            self._db.execute(f"PRAGMA user_version = {number}")
             self._db.execute("COMMIT")
+            self.number = number
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")

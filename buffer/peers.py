@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from buffer.index import Statement
+from buffer.journal import Statement
 from buffer.wire import Hello, Reason, Refusal
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}(-[a-z0-9]{1,16})?")

@@ -17,7 +17,8 @@ from typing import TypeAlias
 
 from buffer.codec import encode
 from buffer.groups import GroupWork, RolloutWork
-from buffer.index import Statement, put_meta
+from buffer.index import put_meta
+from buffer.journal import Statement
 from buffer.leases import Leases, worth_closing
 from buffer.ledger import Ledger
 from buffer.membership import AckDeadlines

@@ -8,6 +8,7 @@ Invariant   payload is synced before the rows that point to it commit; units com
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -18,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from buffer.codec import decode
-from buffer.index import Index, Statement
+from buffer.index import ENDS, NEEDED, Index, IndexFault
+from buffer.journal import NO_PAYLOAD, Statement
 from buffer.schema import RolloutKey, Trajectory, Turn
 from buffer.segments import Bytes, Place, Segments, record_bytes
+from buffer.spare import Spare
 
 
 @dataclass(slots=True)
@@ -44,14 +47,25 @@ class Storage:
     def __init__(self, directory: Path, run: str, segment_bytes: int) -> None:
         """Raises IndexFault or SegmentError, with the remedy, when the directory can't be used."""
         self._path = directory / "buffer" / "index.sqlite"
+        self._readers = threading.local()
+        self._spare = Spare(directory / "buffer")
+        try:
+            self._open(directory / "buffer", run, segment_bytes)
+        except OSError as error:
+            raise IndexFault(f"{directory} can't be written ({error}): the buffer needs to, make it so") from error
+
+    def _open(self, directory: Path, run: str, segment_bytes: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK):
+            raise PermissionError("read-only")
+        if told := self._spare.prepare():
+            print(f"buffer: {told}", flush=True)
         self.index = Index(self._path)
         self.is_new = self.index.check(run)
-        ends = self.index.rows(
-            "SELECT segment, offset_bytes + length_bytes FROM turns ORDER BY segment DESC, offset_bytes DESC LIMIT 1"
-        )
+        ends = self.index.rows(ENDS)
         last, end_bytes = ends[0] if ends else (0, 0)
-        self.segments = Segments(directory / "buffer" / "segments", segment_bytes, last, end_bytes)
-        self._readers = threading.local()
+        self.segments = Segments(directory / "segments", segment_bytes, last, end_bytes)
+        self._spare.attach(self.index)
 
     def place(self, unit: Unit, body: Bytes, payload: Bytes) -> Place:
         """Put a turn into `unit`; where it will lie."""
@@ -64,7 +78,7 @@ class Storage:
         """Make `unit` durable. Called by one thread."""
         self.segments.append(unit.records)
         if unit.statements:
-            self.index.commit(unit.statements)
+            self.index.commit(unit.statements, _end(unit))
         if unit.retain_from_step is not None:
             self._retain(unit.retain_from_step)
 
@@ -72,12 +86,7 @@ class Storage:
         """Delete the segments that nothing needs: no group being worked on, an evaluation's included, no kept group,
         no batch from `from_step` on.
         """
-        needed = self.index.rows(
-            "SELECT DISTINCT turns.segment FROM groups JOIN turns USING (group_id) "
-            "WHERE groups.state IN ('waiting', 'leased') OR groups.state = 'finished' AND groups.kind = 'train' "
-            "OR groups.step >= ?",
-            (from_step,),
-        )
+        needed = self.index.rows(NEEDED, (from_step,))
         self.segments.delete(self.segments.numbers() - {row[0] for row in needed})
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -111,7 +120,16 @@ class Storage:
 
     def close(self) -> None:
         self.segments.close()
+        self._spare.close()
         self.index.close()
+
+
+def _end(unit: Unit) -> tuple[int, int]:
+    """Where its payload ends."""
+    if not unit.records:
+        return NO_PAYLOAD
+    place = unit.records[-1][0]
+    return place.segment, place.offset_bytes + place.length_bytes
 
 
 def trajectory(turns: Sequence[Turn]) -> Trajectory:

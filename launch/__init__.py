@@ -2,6 +2,7 @@
 
 config, tree, derive, preflight   a recipe becomes one checked tree, before anything is started
 run_directory, lock, pinned, durable    where a run is kept; its problems stay those it began with
+copying       a copy of a run that can be resumed; an index made anew
 early         signals before the driver listens
 cli -> driver -> crew -> roles -> bodies      the command, the run, its Ray actors, what each role does
 links, cluster, head, node        who finds whom; joining Ray, and losing it

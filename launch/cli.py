@@ -55,7 +55,14 @@ def run(recipe: RecipePath, overrides: Overrides = None, address: Address = "", 
 
 
 @app.command()
-def resume(directory: RunDirectory, overrides: Overrides = None, address: Address = "") -> None:
+def resume(
+    directory: RunDirectory,
+    overrides: Overrides = None,
+    address: Address = "",
+    anew: Annotated[
+        bool, typer.Option("--rebuild-index", help="First make a damaged buffer/index.sqlite anew from buffer/spare/.")
+    ] = False,
+) -> None:
     """Goes on with a run that was interrupted or has failed; with --set run.steps=N, with one that is done."""
     from launch import preflight
 
@@ -63,9 +70,25 @@ def resume(directory: RunDirectory, overrides: Overrides = None, address: Addres
     tree = parse(stored, [place, *(overrides or ())], str(directory))
     preflight.check_fixed(parse(stored, [place], str(directory)), tree)
     checked = preflight.check(tree, resume=True, address=address)
+    if anew:
+        from launch.copying import rebuild_index
+
+        typer.echo(f"rocstar: {rebuild_index(directory)}")
     from launch.driver import drive
 
     _leave(drive(tree, address=address, fingerprint=checked.problems.fingerprint()))
+
+
+@app.command()
+def copy(
+    directory: RunDirectory, target: Annotated[Path, typer.Argument(help="Directory to make.", metavar="COPY")]
+) -> None:
+    """Copies a run, also one that goes on, so that the copy can be resumed."""
+    from launch.copying import copy as copy_run
+
+    _stored(directory)
+    copy_run(directory, target)
+    typer.echo(f"{target}: resume it with `rocstar resume {target}`")
 
 
 @app.command()

@@ -150,7 +150,8 @@ class Learner:
 
     async def _live(self, welcome: Welcome) -> Ended:
         self._trainer = await self._in_thread(lambda: Trainer(self._spec, rank=self._rank, world=self._world))
-        self._saved = await self._in_thread(self._trainer.restore)
+        next_step: int = (await self._client.status())["next_step"]
+        self._saved = await self._in_thread(lambda: self._trainer.restore(next_step))
         self._log.restored(self._trainer.totals)
         self._on_phase("restored", self._saved)
         if self._rank == 0:

@@ -10,6 +10,7 @@ Invariant   version k + 1 follows from version k, the batch of step k and the se
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -87,8 +88,11 @@ class Trainer:
     def ranks(self) -> Ranks:
         return self._ranks
 
-    def restore(self) -> int:
+    def restore(self, next_step: float = math.inf) -> int:
         """Load the newest checkpoint that verifies; returns its step, 0 when there is none.
+
+        One of a later version than `next_step`, the buffer's, is passed over as well: this directory is a copy, and
+        the batches that it was trained on came after what was copied of the buffer.
 
         Raises:
             CheckpointError: it was written by another release, other ranks or another run: that is something to change,
@@ -98,6 +102,10 @@ class Trainer:
         for step in reversed(self._ranks.tell(checkpoint.complete_steps(self._checkpoints))):
             directory = checkpoint.step_directory(self._checkpoints, step)
             try:
+                if step > next_step:
+                    raise DamagedError(
+                        f"{directory} is of a later time than the buffer's record, whose next step is {next_step}"
+                    )
                 info = self._verify(directory)
             except DamagedError as error:
                 self.damaged.append(str(error))
@@ -124,8 +132,8 @@ class Trainer:
         passed = "; ".join(self.damaged) or "none"
         return CheckpointError(
             f"step {step} can't be computed again from version {self.version}: {why}. Checkpoints passed over as "
-            f"damaged: {passed}. Put a whole checkpoint of a later version into {self._checkpoints} from a copy, or "
-            "start a new run from an exported model"
+            f"damaged: {passed}. Put a whole checkpoint of a later version into {self._checkpoints} from a copy, "
+            "copy the run again with `rocstar copy` where this is a copy, or start a new run from an exported model"
         )
 
     def _disown(self, directory: Path) -> None:

@@ -1,6 +1,7 @@
 """A buffer in its own process, and peers that make tiny turns: shared by the tests of the buffer.
 
-`python -m tests.buffers DIRECTORY BIND SETTINGS-JSON` serves until SIGTERM and prints its endpoint first.
+`python -m tests.buffers DIRECTORY BIND SETTINGS-JSON SNAPSHOT-BYTES` serves until SIGTERM and prints its endpoint
+first.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from buffer import journal, spare
 from buffer.client import BufferClient
 from buffer.schema import Decision, Finish, Lease, Loaded, Problem, Turn, VersionRun
 from buffer.server import BufferServer
@@ -105,6 +108,12 @@ def client(endpoint: str, role: str, name: str, **options: Any) -> BufferClient:
     return BufferClient(resolve, run=RUN, role=role, name=name, **options)
 
 
+def rows(directory: Path, sql: str) -> list[tuple[Any, ...]]:
+    """What the index holds."""
+    with closing(sqlite3.connect(directory / "buffer" / "index.sqlite")) as db:
+        return db.execute(sql).fetchall()
+
+
 class Peers:
     """Connected clients of one buffer, closed together."""
 
@@ -152,12 +161,13 @@ async def serving(directory: Path, chosen: BufferSettings, **options: Any) -> As
 class Process:
     """A buffer in a process of its own, at one address over its lives."""
 
-    def __init__(self, directory: Path, chosen: BufferSettings) -> None:
-        self._directory, self._settings = directory, chosen
+    def __init__(self, directory: Path, chosen: BufferSettings, snapshot_bytes: int = spare.SNAPSHOT_BYTES) -> None:
+        self._directory, self._settings, self._snapshot_bytes = directory, chosen, snapshot_bytes
         self.endpoint = "tcp://127.0.0.1:0"
 
     async def start(self) -> str:
-        arguments = ("-m", "tests.buffers", str(self._directory), self.endpoint, self._settings.model_dump_json())
+        told = (str(self._directory), self.endpoint, self._settings.model_dump_json(), str(self._snapshot_bytes))
+        arguments = ("-m", "tests.buffers", *told)
         self.child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
         assert self.child.stdout is not None
         self.endpoint = (await self.child.stdout.readline()).decode().strip()
@@ -179,4 +189,6 @@ async def _serve(directory: Path, bind: str, chosen: BufferSettings) -> None:
 
 
 if __name__ == "__main__":
+    spare.SNAPSHOT_BYTES = int(sys.argv[4])
+    journal.MAX_FILE_BYTES = min(journal.MAX_FILE_BYTES, spare.SNAPSHOT_BYTES // 4)
     asyncio.run(_serve(Path(sys.argv[1]), sys.argv[2], BufferSettings(**json.loads(sys.argv[3]))))

@@ -14,7 +14,8 @@ import msgpack
 import numpy as np
 
 from buffer.codec import encode
-from buffer.index import Index, Statement, put_meta
+from buffer.index import Index, put_meta
+from buffer.journal import Statement
 from buffer.schema import Batch, BatchGroup, Turn, VersionRun
 from buffer.segments import Place, Segments, record_bytes
 

@@ -12,7 +12,7 @@ import pytest
 from buffer.storage import Storage, Unit
 from tests.buffers import serving, settings, turn
 
-_ROW = ("INSERT INTO dials (name, value, unix_s) VALUES ('x', 1, 0)", ())
+_ROW = ("INSERT INTO dials (name, value, step, unix_s) VALUES ('x', 1, 0, 0)", ())
 
 
 @pytest.fixture

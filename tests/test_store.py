@@ -18,6 +18,7 @@ from buffer.restore import open_run
 from buffer.run_state import Now
 from buffer.schema import SCHEMA, Turn, VersionRun
 from buffer.segments import FILE_MAGIC, Place, SegmentError, Segments, record_bytes, scan
+from buffer.spare import rebuild
 from buffer.storage import Storage, trajectory
 from tests.buffers import RUN, problem, settings
 
@@ -116,7 +117,7 @@ def test_a_file_that_is_no_index_is_refused_and_left_alone(tmp_path: Path) -> No
     path = tmp_path / "buffer" / "index.sqlite"
     path.parent.mkdir()
     path.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(IndexFault, match=r"index\.sqlite cannot be used.*restore it from a copy"):
+    with pytest.raises(IndexFault, match=r"index\.sqlite cannot be used.*--rebuild-index"):
         Storage(tmp_path, RUN, 1 << 20)
     assert path.read_bytes() == b"not a database at all" * 100
 
@@ -132,9 +133,13 @@ def test_a_corrupted_page_is_found_at_the_next_start_and_the_turns_are_in_the_se
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 8192 * 4096)
         file.write(os.urandom(4096))
-    with pytest.raises(IndexFault, match=r"cannot be used.*restore it from a copy.*segments/ holds every"):
+    with pytest.raises(IndexFault, match=r"cannot be used.*resume RUN --rebuild-index.*segments/ holds every"):
         Storage(tmp_path, RUN, 1 << 20)
     assert len(list(scan(tmp_path / "buffer" / "segments" / "00000001.seg"))) == 1
+    assert "up to commit 1;" in rebuild(tmp_path / "buffer")
+    storage = Storage(tmp_path, RUN, 1 << 20)
+    assert {storage.index.meta()[f"filler {number}"] for number in range(2000)} == {"x" * 100}
+    storage.close()
 
 
 @hypothesis_settings(max_examples=60, deadline=None)

@@ -126,3 +126,14 @@ def test_without_a_checkpoint_training_starts_from_the_model(model_dir, tmp_path
     stored = load_file(model_dir / "model.safetensors")[first.name].to(torch.bfloat16)
     data = bytearray(packed.buckets[0][first.offset : first.offset + first.num_bytes])
     assert torch.equal(torch.frombuffer(data, dtype=torch.bfloat16).reshape(first.shape), stored)
+
+
+def test_a_checkpoint_of_a_later_time_than_the_buffers_record_is_passed_over(model_dir, tmp_path, capsys):
+    learner = trainer(model_dir, tmp_path)
+    for number in range(2):
+        step(learner, number)
+        learner.save()
+    restored = trainer(model_dir, tmp_path)
+    assert restored.restore(1) == 1
+    assert "step_2 is of a later time than the buffer's record, whose next step is 1" in capsys.readouterr().out
+    assert complete_steps(tmp_path / "checkpoints") == [1], "the one that the copy makes of step 2 is another"

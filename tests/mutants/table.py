@@ -85,8 +85,8 @@ TABLE = (
         law="payload is synced before the rows that point to it commit",
         file="buffer/storage.py",
         old="        self.segments.append(unit.records)\n        if unit.statements:\n"
-        "            self.index.commit(unit.statements)\n",
-        new="        if unit.statements:\n            self.index.commit(unit.statements)\n"
+        "            self.index.commit(unit.statements, _end(unit))\n",
+        new="        if unit.statements:\n            self.index.commit(unit.statements, _end(unit))\n"
         "        self.segments.append(unit.records)\n",
         tests="tests/test_durable.py",
     ),
@@ -116,21 +116,21 @@ TABLE = (
         file="buffer/peers.py",
         old='if peer.epoch != epoch or peer.state != "alive":',
         new='if peer.state != "alive":',
-        tests="tests/test_buffer_server.py",
+        tests="tests/test_buffer_leases.py",
     ),
     Mutant(
         law="only the current attempt of a rollout is heard",
         file="buffer/leases.py",
         old="(state.engine, state.epoch, state.attempt) != (engine, epoch, attempt):",
         new="(state.engine, state.epoch) != (engine, epoch):",
-        tests="tests/test_leases.py tests/test_buffer_server.py",
+        tests="tests/test_leases.py tests/test_buffer_leases.py",
     ),
     Mutant(
         law="a turn that is sent again is acknowledged, not stored again",
         file="buffer/handlers_actor.py",
         old="work.attempts[turn.turn] == turn.attempt:",
         new="turn.turn < 0:",
-        tests="tests/test_buffer_server.py",
+        tests="tests/test_buffer_leases.py",
     ),
     Mutant(
         law="the record of a publication never goes back",
@@ -141,9 +141,9 @@ TABLE = (
     ),
     Mutant(
         law="payload that a kept checkpoint needs stays",
-        file="buffer/storage.py",
-        old='"OR groups.step >= ?"',
-        new='"OR groups.step > ? + 1"',
+        file="buffer/index.py",
+        old='"OR groups.step >= ?)"',
+        new='"OR groups.step > ? + 1)"',
         tests="tests/test_retention.py",
     ),
     Mutant(
