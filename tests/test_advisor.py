@@ -192,3 +192,10 @@ def test_a_named_stage_has_the_least_capacity_of_those_that_work(snapshot: Snaps
     if advice.limit in ("engines", "sandbox", "learner", "swap", "cores"):
         working = [one.groups_per_min for stage, one in known.items() if stage not in ("slots", "kv", "tickets")]
         assert known[advice.limit].groups_per_min == min(working, key=float)
+
+
+def test_cores_that_others_use_are_named_first() -> None:
+    hosts = (Host(name="node", cores=4, run_used=1.5, used=3.9),)
+    fix = advise(replace(snapshots.full_cores(1), hosts=hosts)).fixes[0]
+    assert (fix.dial, fix.now, fix.proposed) == ("host", "shared", "its own")
+    assert fix.reason == "others use 2.4 of 4 cores of node"

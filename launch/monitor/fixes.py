@@ -26,7 +26,15 @@ MANY_EQUAL = 0.3
 LONG_PAUSE = 0.05
 CHECKPOINT_SHARE = 0.1
 FREE_CORES = 0.85
-NO_DIAL = {"problems": "these", **{f"launch/{role}.sh": "this host" for role in ("rollout", "sandbox", "learner")}}
+MANY_OTHERS = 0.2
+"""of a host's cores"""
+NO_DIAL = {
+    "problems": "these",
+    "host": "shared",
+    "launch/rollout.sh": "this host",
+    "launch/sandbox.sh": "this host",
+    "launch/learner.sh": "this host",
+}
 """what can be changed, but is no setting -> what it is now"""
 
 
@@ -224,6 +232,11 @@ def _cores(case: _Case) -> Iterator[Fix]:
         key=lambda role: by_role[role.role],
         default=None,
     )
+    fullest = max(case.snapshot.hosts, key=lambda host: host.used / host.cores)
+    others = fullest.used - fullest.run_used
+    if others > MANY_OTHERS * fullest.cores:
+        factor = min(2.0, fullest.cores / max(fullest.cores - others, fullest.cores / 2))
+        yield case.fix("host", "its own", f"others use {others:.1f} of {fullest.cores} cores of {fullest.name}", factor)
     threads = int(case.dial("rollout.cpu_threads", 1))
     if threads > 1 and hungry is not None and hungry.role == "rollout":
         yield case.fix("rollout.cpu_threads", 1, "an engine's threads take cores from the other stages", 1.1)
