@@ -1,1 +1,1 @@
-"""Tests, commands (audit, chaos, cluster, mutants, benchmarks), the reference loop; evidence/ keeps runs."""
+"""Tests, commands (audit, chaos, cluster, mutants, benchmarks), the reference loop; evidence/ and recorded/ keep runs."""
