@@ -1,1 +1,1 @@
-"""Tests, commands (audit, chaos, cluster, mutants, benchmarks), the reference loop; evidence/ and recorded/ keep runs."""
+"""Tests, commands (audit, chaos, cluster, mutants, benchmarks), the reference loop; evidence/, recorded/ keep runs."""
