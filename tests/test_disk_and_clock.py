@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -71,20 +73,52 @@ def _stored(directory: Path, commits: int, *, snapshots: tuple[int, ...] = ()) -
     """A run directory with a turn in each of so many commits, and snapshots after some."""
     storage = Storage(directory, RUN, 1 << 20)
     for number in range(commits):
-        unit = Unit()
-        place = storage.place(unit, b"body", bytes(10_000))
-        unit.statements.append(
-            (
-                "INSERT INTO turns VALUES (?, 0, 0, 1, 'rollout-0', 1, ?, ?, ?, 1, 1, 0, '[]', '', 0)",
-                (number, place.segment, place.offset_bytes, place.length_bytes),
-            )
-        )
-        if number == 0:
-            unit.statements += [put_meta("schema", SCHEMA), put_meta("run", RUN)]
-        storage.commit(unit)
+        _commit(storage, number)
         if number + 1 in snapshots:
             storage._spare._renew()
     return storage
+
+
+def _commit(storage: Storage, number: int) -> None:
+    unit = Unit()
+    place = storage.place(unit, b"body", bytes(10_000))
+    unit.statements.append(
+        (
+            "INSERT INTO turns VALUES (?, 0, 0, 1, 'rollout-0', 1, ?, ?, ?, 1, 1, 0, '[]', '', 0)",
+            (number, place.segment, place.offset_bytes, place.length_bytes),
+        )
+    )
+    if number == 0:
+        unit.statements += [put_meta("schema", SCHEMA), put_meta("run", RUN)]
+    storage.commit(unit)
+
+
+def test_an_index_that_was_torn_by_copying_it_is_not_believed(tmp_path: Path) -> None:
+    """SQLite empties its log into the file between the copying of the one and of the other."""
+    run, torn = tmp_path / "run" / "buffer", tmp_path / "copy" / "buffer"
+    storage = _stored(tmp_path / "run", 3)
+    with closing(sqlite3.connect(run / "index.sqlite")) as other:
+        other.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        torn.mkdir(parents=True)
+        shutil.copyfile(run / "index.sqlite", torn / "index.sqlite")
+        for number in range(3, 300):
+            _commit(storage, number)
+        other.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        _commit(storage, 300)
+    shutil.copyfile(run / "index.sqlite-wal", torn / "index.sqlite-wal")
+    shutil.copytree(run / "spare", torn / "spare")
+    shutil.copytree(run / "segments", torn / "segments")
+    storage.close()
+    with closing(sqlite3.connect(f"file:{torn}/index.sqlite?mode=ro", uri=True)) as db:
+        try:
+            whole = db.execute("SELECT count(*) FROM turns").fetchone() == (301,)
+        except sqlite3.DatabaseError:
+            whole = False
+    assert not whole, "what the copy is protected from"
+    again = Storage(tmp_path / "copy", RUN, 1 << 20)
+    assert again.index.rows("SELECT count(*) FROM turns") == [(301,)]
+    assert again.index.rows("PRAGMA integrity_check") == [("ok",)]
+    again.close()
 
 
 def test_a_torn_segment_of_a_copy_goes_back_to_the_last_whole_turn(tmp_path: Path) -> None:

@@ -112,6 +112,20 @@ TABLE = (
         tests="tests/test_store.py",
     ),
     Mutant(
+        law="the index of a copy is not believed",
+        file="buffer/spare.py",
+        old="        if not place.exists() or place",
+        new="        if place.exists() or place",
+        tests="tests/test_disk_and_clock.py",
+    ),
+    Mutant(
+        law="a copy goes back to the payload that it holds",
+        file="buffer/spare.py",
+        old="        if not _within(commit.end, held):\n            break\n",
+        new="",
+        tests="tests/test_disk_and_clock.py",
+    ),
+    Mutant(
         law="only the current epoch of a peer is heard",
         file="buffer/peers.py",
         old='if peer.epoch != epoch or peer.state != "alive":',
