@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -55,7 +56,9 @@ def running(where: str, python: str) -> Iterator[str]:
         )
         for command in commands:
             log = stack.enter_context(open(Path(folder, "log"), "ab"))
-            process = subprocess.Popen(command, cwd=where, env=environment, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, cwd=where, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
             stack.callback(_end, process)
             if command[0] == "redis-server":
                 _await_port(redis)
@@ -65,12 +68,13 @@ def running(where: str, python: str) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it and its workers, which would outlive it."""
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _await_port(port: int) -> None:
