@@ -3,7 +3,7 @@
 Consumes    a checked recipe, an opened run directory, a connected Ray
 Produces    one named actor per role; their answers to `poll`
 Waits for   an answer at most POLL_TIMEOUT_S, Ray's killing at most KILL_S
-Invariant   a role that does not answer is None in `poll`, whatever the reason
+Invariant   a role that does not answer is None in `poll`, whatever the reason; one that Ray has given up is GONE
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from launch import cluster, warden
 from launch.environment import role_environment
 from launch.roles import RoleSpec, start
 from launch.run_directory import RunDirectory
+from launch.supervisor import GONE
 from launch.threads import in_thread
 from launch.tree import Recipe
 
@@ -76,7 +77,7 @@ class Crew:
         """Every actor's answer."""
         answers = await asyncio.gather(*map(self._poll, self._handles.values()))
         polls = dict(zip(self._handles, answers, strict=True))
-        self._nodes |= {name: poll["node"] for name, poll in polls.items() if poll is not None}
+        self._nodes |= {name: poll["node"] for name, poll in polls.items() if poll is not None and "node" in poll}
         return polls
 
     async def _poll(self, handle: Any) -> dict[str, Any] | None:
@@ -84,7 +85,9 @@ class Crew:
 
         try:
             return await asyncio.wait_for(asyncio.wrap_future(handle.poll.remote().future()), POLL_TIMEOUT_S)
-        except (TimeoutError, ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError):
+        except ray.exceptions.ActorDiedError:
+            return {"state": GONE}
+        except (TimeoutError, ray.exceptions.RayActorError):
             return None
 
     async def kill(self, name: str, pid: int) -> None:
@@ -109,7 +112,7 @@ class Crew:
         end_s = time.monotonic() + patience_s
         while time.monotonic() < end_s:
             polls = await asyncio.gather(*map(self._poll, handles))
-            if all(poll is None or poll["state"] in ("ended", "failed") for poll in polls):
+            if all(poll is None or poll["state"] in ("ended", "failed", GONE) for poll in polls):
                 return True
             await asyncio.sleep(0.1)
         return False

@@ -1,12 +1,14 @@
 """Which roles are well: what the driver does about each, decided from what it saw.
 
-Consumes    answers of the roles to `poll` (None: no answer), heartbeats as the buffer saw them, the time
+Consumes    answers of the roles to `poll` (None: no answer; GONE: Ray has no process for it), heartbeats as the
+            buffer saw them, the time
 Produces    `Kill`s and at most one `GiveUp`
 Waits for   nothing: a pure state machine
 Invariant   a role that starts is given run.start_timeout_s, without the time that it waits for another role; one that
             hangs longer is ended, which counts as a failure. One that ran is given buffer.dead_after_s, its heartbeat
             PULSE_PATIENCE times that from this life's first one on. One that fails MAX_FAILURES times without having
-            run for WELL_AFTER_S in between ends the run, and so does one that never answers
+            run for WELL_AFTER_S in between ends the run, and so does one that never answers, or that Ray has not
+            started again for buffer.dead_after_s
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+GONE = "gone"
+"""A state: the process ended, and Ray starts no other. For a moment it may be told of one that Ray does start again."""
 MAX_FAILURES = 4
 WELL_AFTER_S = 60.0
 PULSE_PATIENCE = 3.0
@@ -62,6 +66,7 @@ class _Watched:
     failures: int = 0
     failed_pid: int = 0
     error: str = ""
+    gone_since_s: float | None = None
 
 
 class Supervisor:
@@ -82,7 +87,9 @@ class Supervisor:
         actions: list[Kill | GiveUp] = []
         for name, poll in polls.items():
             role = self._roles[name]
-            if poll is not None:
+            if poll is not None and poll["state"] == GONE:
+                role.gone_since_s = now_s if role.gone_since_s is None else role.gone_since_s
+            elif poll is not None:
                 self._hear(role, poll, now_s)
             pulse = pulses.get(name)
             action = self._judge(name, role, pulse, now_s)
@@ -104,6 +111,7 @@ class Supervisor:
         return [name for name, role in self._roles.items() if role.state in ("starting", "waiting", "failed")]
 
     def _hear(self, role: _Watched, poll: Mapping[str, Any], now_s: float) -> None:
+        role.gone_since_s = None
         if poll["pid"] != role.pid:
             role.pid, role.state, role.epoch_before = poll["pid"], "starting", role.epoch
             role.since_s = role.heard_s = now_s
@@ -120,6 +128,11 @@ class Supervisor:
     def _judge(self, name: str, role: _Watched, pulse: Pulse | None, now_s: float) -> Kill | GiveUp | None:
         if role.failures >= MAX_FAILURES:
             return GiveUp(reason=f"{name} failed {role.failures} times, the last time with {role.error}")
+        if role.gone_since_s is not None and role.state != "ended" and now_s - role.gone_since_s > self._dead_after_s:
+            return GiveUp(
+                reason=f"{name} is not started again: run.max_restarts is used up; it ended with "
+                f"{role.error or 'no word'}"
+            )
         if role.state in ("starting", "waiting") and now_s - role.since_s > self._start_timeout_s:
             return self._late(name, role, now_s)
         if role.state != "running":

@@ -32,6 +32,8 @@ SMALL = (
     "learner.checkpoint_every=2",
     "buffer.keep_segments=true",
 )
+UNLEARNING = ("learner.lr=1e-5", "evaluation.at_start=false")
+"""So little is learnt that there always is something left to learn from: no run ends before its last step."""
 PATIENCE_S = 240.0
 
 
@@ -131,7 +133,7 @@ def test_three_steps_train_end_in_order_and_leave_nothing_behind(command: Comman
 
 
 def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: Command) -> None:
-    driver = command.run("run.steps=8", "evaluation.at_start=false")
+    driver = command.run("run.steps=8", *UNLEARNING)
     command.until_step(1)
     driver.kill()
     driver.wait()

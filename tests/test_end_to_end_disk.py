@@ -11,7 +11,7 @@ import pytest
 
 from launch import warden
 from tests.hosts import NEEDS_ROOT, is_root
-from tests.test_end_to_end import Command, sound
+from tests.test_end_to_end import UNLEARNING, Command, sound
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_root(), reason=NEEDS_ROOT)]
 DISK_MIB = 256
@@ -48,7 +48,7 @@ def fill(place: Path) -> Path:
 
 
 def test_a_full_disk_ends_a_run_with_the_reason_and_it_goes_on_once_there_is_room(command: Command, disk: Path) -> None:
-    driver = command.run("run.steps=5", "evaluation.at_start=false", "run.max_restarts=1")
+    driver = command.run("run.steps=4", "run.max_restarts=1", "run.drain_s=5", *UNLEARNING)
     command.until_step(1)
     taken = command.steps_taken()
     filler = fill(disk)
@@ -61,5 +61,7 @@ def test_a_full_disk_ends_a_run_with_the_reason_and_it_goes_on_once_there_is_roo
     command.ended(command.start("resume", str(command.directory)), 0)
     command.nothing_left()
     summary, figures = command.summary(), sound(command.directory)
-    assert (summary["outcome"], summary["learner_steps"], figures["groups_trained"]) == ("reached", 5, 10)
-    assert taken <= 5
+    assert (summary["outcome"], summary["learner_steps"], figures["groups_trained"]) == ("reached", 4, 8), (
+        command.told()
+    )
+    assert taken <= 4

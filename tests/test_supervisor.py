@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launch.supervisor import MAX_FAILURES, PULSE_PATIENCE, WELL_AFTER_S, GiveUp, Kill, Pulse, Supervisor
+from launch.supervisor import GONE, MAX_FAILURES, PULSE_PATIENCE, WELL_AFTER_S, GiveUp, Kill, Pulse, Supervisor
 
 NAME = "rollout-0"
 
@@ -36,6 +36,18 @@ def test_a_role_that_never_answers_ends_the_run(supervisor: Supervisor) -> None:
     (action,) = supervisor.observe({NAME: None}, {}, now_s=101.0)
     assert isinstance(action, GiveUp)
     assert "rollout-0 has not started in run.start_timeout_s = 100 s" in action.reason
+
+
+def test_a_role_that_ray_does_not_start_again_ends_the_run(supervisor: Supervisor) -> None:
+    assert supervisor.observe({NAME: poll("failed", error="OSError: no space")}, {}, now_s=1.0) == []
+    for now_s in (2.0, 11.0):
+        assert supervisor.observe({NAME: {"state": GONE}}, {}, now_s=now_s) == []
+    assert supervisor.observe({NAME: poll("starting", pid=2)}, {}, now_s=12.5) == []  # it was started after all
+    assert supervisor.observe({NAME: {"state": GONE}}, {}, now_s=20.0) == []
+    (action,) = supervisor.observe({NAME: {"state": GONE}}, {}, now_s=31.0)
+    assert isinstance(action, GiveUp)
+    assert action.reason.startswith("rollout-0 is not started again: run.max_restarts is used up")
+    assert "no space" in action.reason
 
 
 def test_starts_that_hang_are_failures_and_the_last_one_ends_the_run(supervisor: Supervisor) -> None:
