@@ -122,6 +122,7 @@ async def test_a_dead_zygote_loses_its_sessions_and_says_so(pair: tuple[SandboxS
     session = pair[1].session()
     await session.run("x = 1")
     os.kill(children(pair[0]._shards[0].pid)[0], signal.SIGKILL)
+    assert await asyncio.to_thread(eventually, lambda: _processes(pair[0]) == 0), "until then it may answer"
     assert (await session.run("x")).status is Status.SESSION_LOST
     assert (await session.run("x = 2; x")).stdout == "2\n"
 
