@@ -8,15 +8,20 @@ Invariant   a mistake of the user's is told within a second or two: torch, vLLM 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from launch.config import ConfigError, load, parse, read_toml, to_toml
+
+if TYPE_CHECKING:
+    from launch.tree import Recipe
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
@@ -49,9 +54,7 @@ def run(recipe: RecipePath, overrides: Overrides = None, address: Address = "", 
         followed = lines(derive(tree, checked.shape, checked.device))
         typer.echo("# what follows\n" + "\n".join(f"# {line}" for line in followed))
         return
-    from launch.driver import drive
-
-    _leave(drive(tree, address=address, fingerprint=checked.problems.fingerprint()))
+    _drive(tree, address=address, fingerprint=checked.problems.fingerprint())
 
 
 @app.command()
@@ -74,9 +77,7 @@ def resume(
         from launch.copying import rebuild_index
 
         typer.echo(f"rocstar: {rebuild_index(directory)}")
-    from launch.driver import drive
-
-    _leave(drive(tree, address=address, fingerprint=checked.problems.fingerprint()))
+    _drive(tree, address=address, fingerprint=checked.problems.fingerprint())
 
 
 @app.command()
@@ -200,11 +201,27 @@ def doctor() -> None:
     raise typer.Exit(0 if all(finding.good for finding in findings) else EXIT_FAILED)
 
 
-def _leave(code: int) -> NoReturn:
-    """Ends the process here and now: threads of Ray's would hold it up."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+def _drive(tree: Recipe, *, address: str, fingerprint: str) -> NoReturn:
+    """Runs it, then ends the process here and now, whatever was raised: threads of Ray's would hold it up."""
+    from launch.driver import drive
+
+    code = EXIT_FAILED
+    with contextlib.suppress(OSError):  # of output whose disk is full
+        try:
+            code = drive(tree, address=address, fingerprint=fingerprint)
+        except ConfigError as error:
+            code = EXIT_USAGE
+            _tell(error)
+        except BaseException:  # the last boundary: told, and the exit code is that of a failure
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
+
+
+def _tell(error: ConfigError) -> None:
+    for line in str(error).splitlines():
+        print(f"rocstar: {line}", file=sys.stderr)
 
 
 def _stored(directory: Path) -> dict[str, object]:
@@ -219,6 +236,5 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        for line in str(error).splitlines():
-            print(f"rocstar: {line}", file=sys.stderr)
+        _tell(error)
         sys.exit(EXIT_USAGE)

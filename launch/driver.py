@@ -107,17 +107,26 @@ class _Driver:
             raise
         except (TimeoutError, OSError, RuntimeError) as error:
             self._reason = f"{type(error).__name__}: {error}"
-            (self._directory.path / "logs" / "driver.log").write_text(traceback.format_exc())
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                (self._directory.path / "logs" / "driver.log").write_text(traceback.format_exc())
             outcome = Outcome.FAILED
-        summary = write_summary(
-            self._recipe,
-            self._directory.path,
-            self._figures,
-            snapshots(self._status),
-            outcome=outcome.name.lower(),
-            reason=self._reason,
-            wall_s=time.monotonic() - self._started_s,
-        )
+        return self._conclude(outcome)
+
+    def _conclude(self, outcome: Outcome) -> Outcome:
+        """Sums up. A goal whose summary can't be written is not reached."""
+        try:
+            summary = write_summary(
+                self._recipe,
+                self._directory.path,
+                self._figures,
+                snapshots(self._status),
+                outcome=outcome.name.lower(),
+                reason=self._reason,
+                wall_s=time.monotonic() - self._started_s,
+            )
+        except OSError as error:
+            self._progress.say(f"summary.json can't be written: {error}")
+            return Outcome.FAILED if outcome is Outcome.REACHED else outcome
         self._progress.conclude(summary)
         return outcome
 

@@ -3,11 +3,13 @@
 Consumes    the buffer's status, the roles' states, sentences of the driver
 Produces    the screen; the last lines: the summary
 Waits for   nothing
-Invariant   every sentence is shown once, in both forms
+Invariant   every sentence is shown once, in both forms; output that takes no more (a full disk, a closed pipe) loses
+            them and ends no run
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -43,18 +45,24 @@ class Progress:
     def __enter__(self) -> Progress:
         self.say(f"run {self._recipe.run.name} in {self._directory}")
         if self._live is not None:
-            self._live.start()
+            with contextlib.suppress(OSError):
+                self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def say(self, sentence: str) -> None:
         """One sentence with its time."""
-        self._console.print(f"[{self._elapsed_s():6.1f}s] {sentence}", markup=False, soft_wrap=True)
+        self._print(f"[{self._elapsed_s():6.1f}s] {sentence}")
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def show(self, status: dict[str, Any], states: dict[str, str]) -> None:
         """The newest state of things."""
@@ -66,14 +74,15 @@ class Progress:
         before_s, before = self._history[0]
         seen = view(status, before, now_s - before_s, states)
         if self._live is not None:
-            self._live.update(screen(seen, self._recipe.run.name, self._elapsed_s()), refresh=True)
+            with contextlib.suppress(OSError):
+                self._live.update(screen(seen, self._recipe.run.name, self._elapsed_s()), refresh=True)
         else:
             self._plain(seen, now_s)
 
     def conclude(self, summary: dict[str, Any]) -> None:
         """What became of it."""
-        self._console.print("\n".join(lines(summary)), markup=False, soft_wrap=True)
-        self._console.print(f"summary        {self._directory / 'summary.json'}", markup=False, soft_wrap=True)
+        self._print("\n".join(lines(summary)))
+        self._print(f"summary        {self._directory / 'summary.json'}")
 
     def _plain(self, seen: View, now_s: float) -> None:
         """A line now and then, and whenever a step was taken."""

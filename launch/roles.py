@@ -140,10 +140,12 @@ class Role:
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._body())
         except BaseException as error:  # the one boundary: whatever a body raises ends this life
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # the log's disk may be full, which must not hide the failure
+                traceback.print_exc()
             self._fail(error)
         self._state = "ended"
-        print(f"{self._spec.name}: ended", flush=True)
+        with contextlib.suppress(OSError):
+            print(f"{self._spec.name}: ended", flush=True)
 
     async def _body(self) -> None:
         from launch.bodies import BODIES

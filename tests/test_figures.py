@@ -17,7 +17,7 @@ from rich.console import Console
 from buffer.meters import Meters
 from launch.config import parse
 from launch.figures import figures
-from launch.progress import headline, screen
+from launch.progress import Progress, headline, screen
 from launch.prometheus import Exporter
 from launch.run_directory import RunDirectory
 from launch.status import describe
@@ -140,6 +140,18 @@ def test_prometheus_gives_what_the_snapshot_holds(unused_tcp_port: int) -> None:
     assert samples["rocstar_histogram_bucket", "train_s", "0.5"] == 2
     assert samples["rocstar_histogram_bucket", "train_s", "+Inf"] == 3
     assert samples["rocstar_histogram_sum", "train_s", None] == pytest.approx(1000.3005)
+
+
+def test_output_that_takes_no_more_ends_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = parse(LEAST, [f"run.directory={tmp_path / 'run'}"], "r.toml")
+    with io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(OSError, match="No space left"):
+            print("this is how full it is")
+        with Progress(recipe, tmp_path) as progress:
+            progress.say("a sentence")
+            progress.show({}, {"buffer-0": "starting"})
+        monkeypatch.undo()
 
 
 def test_the_live_view_names_each_role_and_what_it_waits_for() -> None:
