@@ -11,10 +11,10 @@ import json
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -178,6 +178,10 @@ class Process:
             self.child.send_signal(number)
             self.child.send_signal(signal.SIGCONT)
         return await self.child.wait()
+
+
+Maker: TypeAlias = Callable[..., Process]
+"""Changed settings -> a buffer that is not started yet; the fixture `make_buffer`."""
 
 
 async def _serve(directory: Path, bind: str, chosen: BufferSettings) -> None:

@@ -32,21 +32,12 @@ from launch import warden
 from launch.cluster import make_token
 from tests import audit
 from tests.hosts import NEEDS_ROOT, Network, is_root
+from tests.whole_run import SMALL
 
 ROOT = Path(__file__).parents[1]
 ROLES = ("buffer", "sandbox", "rollout", "learner")
 PATIENCE_S = 600.0
-SMALL = (
-    "groups.groups_per_step=2",
-    "groups.group_size=4",
-    "roc.min_per_side=1",
-    "problems.num_heldout=16",
-    "rollout.concurrency=32",
-    "learner.checkpoint_every=2",
-    "buffer.keep_segments=true",
-    "evaluation.at_start=false",
-    "evaluation.at_end=false",
-)
+SHORT = (*SMALL, "evaluation.at_start=false", "evaluation.at_end=false")
 ALONE = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 """Each host sees files of Ray's of its own: nodes that share them take each other's sockets."""
 GREETING_BYTES = 64
@@ -95,7 +86,7 @@ class Cluster:
 
     def run(self, steps: int) -> subprocess.Popen[bytes]:
         """Starts the driver."""
-        overrides = (*SMALL, f"run.steps={steps}", f"run.directory={self.directory}")
+        overrides = (*SHORT, f"run.steps={steps}", f"run.directory={self.directory}")
         sets = [part for override in overrides for part in ("--set", override)]
         recipe = str(ROOT / "launch" / "recipes" / "quickstart.toml")
         return self._start("head", sys.executable, "-m", "launch", "run", recipe, "--address", self._head, *sets)

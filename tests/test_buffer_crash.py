@@ -7,7 +7,6 @@ import random
 import resource
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,9 @@ from buffer.client import BufferClient, LeaseOver
 from buffer.codec import decode
 from buffer.schema import Decision, Lease, Loaded, Turn
 from buffer.segments import Place, Segments
-from tests.buffers import RUN, Peers, Process, client, complete, decide_all, problem, serving, settings, turn
+from tests.buffers import RUN, Maker, Peers, client, complete, decide_all, problem, serving, settings, turn
 
 pytestmark = pytest.mark.slow
-
-Maker = Callable[..., Process]
-
-
-@pytest.fixture
-async def make_buffer(tmp_path: Path) -> AsyncIterator[Maker]:
-    """Makes a buffer process that does not outlive the test."""
-    made: list[Process] = []
-
-    def make(**changes: Any) -> Process:
-        made.append(Process(tmp_path, settings(**changes)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.kill()
 
 
 class Trial:

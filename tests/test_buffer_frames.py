@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +20,13 @@ from hypothesis import strategies as st
 from buffer.codec import encode
 from buffer.schema import Lease, Turn
 from buffer.wire import ACK, BODIES, NACK, pack_head, read_head
-from tests.buffers import RUN, Peers, Process, problem, settings, turn
+from tests.buffers import RUN, Maker, Peers, problem, turn
 from tests.records import values
 
 pytestmark = pytest.mark.slow
 
-Maker = Callable[..., Process]
 ENDING = ("bye", "failed")
 """kinds that end the peer's life"""
-
-
-@pytest.fixture
-async def make_buffer(tmp_path: Path) -> AsyncIterator[Maker]:
-    """Makes a buffer process that does not outlive the test."""
-    made: list[Process] = []
-
-    def make(**changes: Any) -> Process:
-        made.append(Process(tmp_path, settings(**changes)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.kill()
 
 
 def rss_mib(pid: int) -> float:

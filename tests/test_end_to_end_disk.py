@@ -11,7 +11,7 @@ import pytest
 
 from launch import warden
 from tests.hosts import NEEDS_ROOT, is_root
-from tests.test_end_to_end import UNLEARNING, Command, sound
+from tests.whole_run import UNLEARNING, Command, sound
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_root(), reason=NEEDS_ROOT)]
 DISK_MIB = 256

@@ -13,9 +13,7 @@ import pytest
 
 from launch import head, warden
 from launch.threads import in_thread
-from tests.test_end_to_end import Command, command
-
-__all__ = ["command"]
+from tests.whole_run import Command
 
 
 async def test_a_head_that_listens_is_not_lost_and_one_that_does_not_is(unused_tcp_port: int) -> None:
