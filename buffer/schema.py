@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-SCHEMA = 1
+SCHEMA = 2
 """Number of this schema; a peer or a run directory of another number is refused."""
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]

@@ -27,6 +27,8 @@ from tests.evidence.times import window
 PATIENCE_S = 300.0
 FIRST_STEP = 2
 """the window begins with its batch"""
+BUSY = ("user", "nice", "system", "irq", "softirq")
+"""of the machine's cores: neither idle, nor waiting for a disk, nor given to others"""
 
 
 def main() -> None:
@@ -88,10 +90,10 @@ def _index(directory: Path) -> sqlite3.Connection:
 
 
 def _table(
-    before: dict[str, float], after: dict[str, float], idle_before: Any, idle_after: Any, found: dict[str, Any]
+    before: dict[str, float], after: dict[str, float], machine_before: Any, machine_after: Any, found: dict[str, Any]
 ) -> dict[str, Any]:
     spent = {role: after[role] - before.get(role, 0.0) for role in sorted(after)}
-    busy_s = sum(idle_after[:3]) - sum(idle_before[:3]) + sum(idle_after[4:8]) - sum(idle_before[4:8])
+    busy_s = sum(getattr(machine_after, name) - getattr(machine_before, name) for name in BUSY)
     steps = max(1, found["steps_taken"])
     return {
         "cores": os.cpu_count(),
