@@ -1,1 +1,1 @@
-"""Tests, commands (audit, chaos, cluster, mutants, benchmarks), the reference loop; evidence/, recorded/ keep runs."""
+"""Tests, commands (audit, benchmarks, chaos, cluster, evidence, mutants), the reference loop; recorded/ keeps runs."""
