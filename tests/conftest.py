@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from launch import warden
 from tests.buffers import Maker, Process, settings
 from tests.whole_run import Command
 
@@ -32,4 +31,4 @@ def command(tmp_path: Path) -> Iterator[Command]:
     """A run of its own."""
     command = Command(tmp_path / "run")
     yield command
-    warden.kill_marked(command.marks)  # the run's own warden among them, so only where a test has failed
+    command.close()

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.whole_run import UNLEARNING, Command, sound
+from tests.whole_run import ENDLESS, Command, sound
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def test_three_steps_train_end_in_order_and_leave_nothing_behind(command: Comman
 
 
 def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: Command) -> None:
-    driver = command.run("run.steps=8", *UNLEARNING)
+    driver = command.run(*ENDLESS)
     command.until_step(1)
     driver.kill()
     driver.wait()
@@ -49,10 +49,11 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: C
     command.nothing_left()
     assert command.summary()["outcome"] == "interrupted"
 
-    command.ended(command.start("resume", str(command.directory)), 0)
+    steps = command.steps_taken() + 2
+    command.ended(command.start("resume", str(command.directory), "--set", f"run.steps={steps}"), 0)
     command.nothing_left()
-    assert command.summary()["learner_steps"] == 8
-    assert sound(command.directory)["groups_trained"] == 16
+    assert command.summary()["learner_steps"] == steps
+    assert sound(command.directory)["groups_trained"] == 2 * steps
 
 
 def test_another_model_and_template_train_by_their_recipe_alone(command: Command) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from launch import head, warden
 from launch.threads import in_thread
-from tests.whole_run import Command
+from tests.whole_run import ENDLESS, Command
 
 
 async def test_a_head_that_listens_is_not_lost_and_one_that_does_not_is(unused_tcp_port: int) -> None:
@@ -67,7 +67,7 @@ def test_a_run_that_waits_for_nodes_notices_that_its_head_is_gone(
 
 @pytest.mark.slow
 def test_a_run_whose_head_dies_ends_as_interrupted_and_can_go_on(command: Command) -> None:
-    driver = command.run("run.steps=500", "evaluation.at_start=false", "learner.checkpoint_every=100")
+    driver = command.run(*ENDLESS, "learner.checkpoint_every=100")
     command.until_step(1)
     heads = [pid for pid in warden.marked(command.marks) if b"gcs_server" in _command(pid)]
     assert len(heads) == 1

@@ -31,8 +31,8 @@ SMALL = (
     "learner.checkpoint_every=2",
     "buffer.keep_segments=true",
 )
-UNLEARNING = ("learner.lr=1e-5", "evaluation.at_start=false")
-"""So little is learnt that there always is something left to learn from: no run ends before its last step."""
+ENDLESS = ("run.steps=100000", "learner.lr=1e-5", "evaluation.at_start=false")
+"""So little is learnt that there always is something left to learn from: a run goes on until something ends it."""
 PATIENCE_S = 240.0
 
 
@@ -42,17 +42,20 @@ class Command:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.marks = {"ROCSTAR_TEST": uuid.uuid4().hex}
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         log = open(self.directory.with_suffix(".out"), "ab")  # noqa: SIM115 - the child's
         with log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "launch", *arguments],
                 cwd=ROOT,
                 env=os.environ | self.marks | {"OMP_NUM_THREADS": "1"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self._started.append(process)
+        return process
 
     def run(self, *overrides: str, recipe: str = "quickstart") -> subprocess.Popen[bytes]:
         sets = [part for override in (*SMALL, *overrides) for part in ("--set", override)]
@@ -89,6 +92,12 @@ class Command:
         while (left := warden.marked(self.marks)) and time.monotonic() < end_s:
             time.sleep(0.1)
         assert left == []
+
+    def close(self) -> None:
+        """Ends what is left, the run's own warden among it: only where a test has failed."""
+        warden.kill_marked(self.marks)
+        for process in self._started:
+            process.wait(PATIENCE_S)
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
