@@ -8,11 +8,8 @@ Invariant   a mistake of the user's is told within a second or two: torch, vLLM 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -202,26 +199,9 @@ def doctor() -> None:
 
 
 def _drive(tree: Recipe, *, address: str, fingerprint: str) -> NoReturn:
-    """Runs it, then ends the process here and now, whatever was raised: threads of Ray's would hold it up."""
     from launch.driver import drive
 
-    code = EXIT_FAILED
-    with contextlib.suppress(OSError):  # of output whose disk is full
-        try:
-            code = drive(tree, address=address, fingerprint=fingerprint)
-        except ConfigError as error:
-            code = EXIT_USAGE
-            _tell(error)
-        except BaseException:  # the last boundary: told, and the exit code is that of a failure
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def _tell(error: ConfigError) -> None:
-    for line in str(error).splitlines():
-        print(f"rocstar: {line}", file=sys.stderr)
+    raise typer.Exit(drive(tree, address=address, fingerprint=fingerprint))
 
 
 def _stored(directory: Path) -> dict[str, object]:
@@ -236,5 +216,6 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        _tell(error)
+        for line in str(error).splitlines():
+            print(f"rocstar: {line}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
