@@ -103,13 +103,19 @@ def monitor(
     directory: RunDirectory,
     once: Annotated[bool, typer.Option("--once", help="Print the screen once, as plain text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the snapshot and its advice as JSON.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve it to a browser on this host, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --web; 0: a free one.")] = 0,
     window_s: Annotated[float | None, typer.Option("--window", min=1, help="Seconds that rates are over.")] = None,
 ) -> None:
     """What limits a run and what to turn; live, finished or interrupted."""
     from launch.monitor import show, text
 
+    if web:
+        from launch.monitor.web import serve
+
+        return serve(directory, port, window_s)
     if not once and not as_json:
-        raise ConfigError("monitor: say --once or --json")
+        raise ConfigError("monitor: say --once, --json or --web")
     snapshot, advice = show.look(directory, window_s)
     typer.echo(show.as_json(snapshot, advice) if as_json else "\n".join(text.screen(snapshot, advice)))
 
