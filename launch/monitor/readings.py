@@ -9,6 +9,7 @@ Invariant   files are read from their ends, as far back as asked, also while the
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 BLOCK_BYTES = 1 << 16
 MAX_BYTES = 256 << 20
 """of one file, from its end"""
+KEPT_LINES = 2048
 NOT_ROLES = ("run", "steps")
 """files in metrics/ that hold no role's snapshots"""
 
@@ -104,8 +106,12 @@ def tail(path: Path, since_s: float | None) -> Iterable[dict[str, Any]]:
     return reversed(lines)
 
 
+@functools.lru_cache(KEPT_LINES)
 def _parse(text: bytes) -> dict[str, Any] | None:
-    """None for what is no whole record: the line that is being written, or was when its writer was killed."""
+    """None for what is no whole record: the line that is being written, or was when its writer was killed.
+
+    Who looks once a second finds nearly the same lines again; they are read-only.
+    """
     try:
         line = json.loads(text)
     except ValueError:
