@@ -131,6 +131,7 @@ class Shard(asyncio.Protocol):
         was_ready = self._ready.done() and self._ready.exception() is None
         if not self._ready.done():
             self._ready.set_exception(StartRefused("a sandbox supervisor ended while it started: see its log"))
+            self._ready.exception()  # seen: nobody may wait for it any more
         if self._process is not None and not self._stopping:
             self._process.kill()
             self._process.wait()
