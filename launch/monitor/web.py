@@ -1,7 +1,7 @@
 """`rocstar monitor RUN --web`: the one snapshot as a page for a browser on this host.
 
 Consumes    a run directory, through `show.look`; GET requests
-Produces    page.html, and beside it the snapshot with its advice as JSON, as `--json` prints it
+Produces    page.html with page.js in it, and beside it the snapshot with its advice as JSON, as `--json` prints it
 Waits for   requests, until Ctrl-C
 Invariant   it listens on loopback, answers only GET of its own paths, and only who calls it by a loopback name (a page
             of another site that points its own name here is refused); no path names a file; the page may load nothing
@@ -29,7 +29,7 @@ from launch.config import ConfigError
 from launch.monitor import show
 from launch.reach import is_driven
 
-PAGE = Path(__file__).with_name("page.html")
+PAGE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "page.js"))
 EVERY_S = 0.9
 IDLE_S = 10.0
 """a connection that asks nothing for so long is closed"""
@@ -86,8 +86,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, directory: Path, port: int = 0, window_s: float | None = None) -> None:
         self.source = Source(directory, window_s)
-        self.page = PAGE.read_bytes()
-        self.policy = content_policy(self.page.decode())
+        self.page = page()
+        self.policy = content_policy(self.page)
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -110,6 +110,11 @@ def serve(directory: Path, port: int = 0, window_s: float | None = None) -> None
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"{server.url}  shows {directory}; Ctrl-C ends it", flush=True)
         server.serve_forever()
+
+
+def page() -> str:
+    """One file, which needs no other."""
+    return PAGE.read_text(encoding="utf-8").replace("/* page.js */", SCRIPT.read_text(encoding="utf-8"))
 
 
 def content_policy(page: str) -> str:
@@ -138,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not LOOPBACK.fullmatch(hosts[0]):
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "call this host localhost or 127.0.0.1")
         elif self.path == "/":
-            self._answer(HTTPStatus.OK, HTML, self.server.page)
+            self._answer(HTTPStatus.OK, HTML, self.server.page.encode())
         elif self.path == "/snapshot.json":
             self._told()
         else:
