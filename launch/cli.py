@@ -30,7 +30,9 @@ app = typer.Typer(
 )
 RecipePath = Annotated[Path, typer.Argument(help="Recipe: a TOML file.", metavar="RECIPE")]
 RunDirectory = Annotated[Path, typer.Argument(help="Directory of a run.", metavar="RUN")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE, over the recipe; repeatable.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE or @FILE.toml, over the recipe; repeatable.")
+]
 Address = Annotated[str, typer.Option(help="Ray cluster to join, HOST:PORT; without it one is started here.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print what would happen, and what follows from it; do nothing.")
@@ -145,6 +147,19 @@ def set_(
 
     _stored(directory)
     typer.echo(turn(directory, change))
+
+
+@app.command()
+def tune(
+    directory: RunDirectory,
+    max_age: Annotated[float | None, typer.Option(min=0, help="Most mean age of trained tokens, in steps.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Overlay to write; by default RUN/tuned.toml.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
+) -> None:
+    """Simulates the run under other settings, from what it recorded, and writes the best as an overlay of a recipe."""
+    from launch.tune.show import tune as tell
+
+    typer.echo("\n".join(tell(directory, max_age, output, seed)))
 
 
 @app.command()

@@ -46,10 +46,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse(tree: Mapping[str, Any], overrides: Sequence[str], source: str) -> Recipe:
-    """A checked recipe from nested tables; `source` names them in messages."""
+    """A checked recipe from nested tables; `source` names them in messages. `@FILE` lays a TOML file over them."""
     merged = json.loads(json.dumps(tree, default=str))
     for override in overrides:
-        set_value(merged, override)
+        if override.startswith("@"):
+            _lay_over(merged, read_toml(Path(override[1:])))
+        else:
+            set_value(merged, override)
     return validate(Recipe, merged, source)
 
 
@@ -74,6 +77,15 @@ def set_value(tree: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override!r}: {name} is a value, not a table")
     table[names[-1]] = _value(text.strip())
+
+
+def _lay_over(tree: dict[str, Any], overlay: Mapping[str, Any]) -> None:
+    """Puts the values of nested tables over those that are there."""
+    for name, value in json.loads(json.dumps(overlay, default=str)).items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            _lay_over(tree[name], value)
+        else:
+            tree[name] = value
 
 
 def _value(text: str) -> Any:

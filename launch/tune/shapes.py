@@ -1,0 +1,184 @@
+"""What the tuner's parts hand to each other.
+
+Produces    recorded work, the setting of a simulation, the model, its outcome: frozen records
+Waits for   nothing
+Invariant   durations named alone_s are those of an activity that has the cores it wants; units are in the names
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actors.roc import RocSettings
+from buffer.schema import Finish
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """The dials that a simulation varies."""
+
+    max_staleness: int
+    groups_per_step: int
+    group_size: int
+    """G, kept; generated are `num_rollouts`"""
+    concurrency: int
+    """of each engine"""
+    engines: int = 1
+    ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnWork:
+    """One turn as it was recorded."""
+
+    num_tokens: int
+    """sampled"""
+    context_tokens: int
+    """of the rollout once the turn is over"""
+    called: bool
+    run_s: float
+    """of its call, without the wait for a worker"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutWork:
+    """One finished rollout."""
+
+    turns: tuple[TurnWork, ...]
+    finish: Finish
+    """its header, as RoC sees it"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupWork:
+    """One group that RoC decided on."""
+
+    num_rollouts: int
+    rollouts: tuple[RolloutWork, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """One learner step, from its batch to its version's publication."""
+
+    num_tokens: int
+    """of the batch's trajectories"""
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwapTime:
+    """One version on its way to one engine."""
+
+    receive_s: float
+    """from its publication to the pause: the engine generates meanwhile"""
+    pause_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatePoint:
+    """Of an engine's measured curve."""
+
+    concurrency: int
+    token_s: float
+    """wall seconds per token of one generation, at so many at once"""
+    weight_s: float
+    """seconds that it was measured over"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """A host, and what it spends on the run's roles."""
+
+    cores: float
+    others: float
+    """cores in use by what is no role of the run"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """What a run measured over its window."""
+
+    setting: Setting
+    roc: RocSettings
+    seed: int
+    groups: tuple[GroupWork, ...]
+    steps: tuple[StepTime, ...]
+    swaps: tuple[SwapTime, ...]
+    rates: tuple[RatePoint, ...]
+    groups_per_min: float
+    mean_age: float
+    token_cpu_s: float
+    """CPU seconds of engines per sampled token"""
+    call_cpu_s: float
+    """of sandboxes per call, the grading of answers included"""
+    store_token_cpu_s: float
+    """of buffer and filter per sampled token"""
+    step_cpu_s: float
+    """of a learner rank per step"""
+    rollout_rest_s: float
+    """of a rollout's life neither generating nor calling"""
+    decide_s: float
+    """from a group's last score to RoC's word on record"""
+    workers: int
+    kv_tokens: int
+    longest_tokens: int
+    """of a rollout: nothing is forecast to grow beyond it"""
+    machines: tuple[Machine, ...]
+    places: Mapping[str, int]
+    """role kind -> index of its machine"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """An engine's seconds per token of each of n generations at once: alone, fixed_s + each_s * n."""
+
+    fixed_s: float
+    each_s: float
+
+    def token_s(self, at_once: float) -> float:
+        return self.fixed_s + self.each_s * at_once
+
+    def scaled(self, factor: float) -> Curve:
+        return Curve(fixed_s=self.fixed_s * factor, each_s=self.each_s * factor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """What a simulation needs; `fit.py` makes it."""
+
+    work: Recorded
+    curve: Curve
+    engine_cores: float
+    """that one engine keeps busy while it generates alone"""
+    store_cores: float
+    """that buffer and filter keep busy meanwhile"""
+    step_fixed_s: float
+    """of a learner step alone on one rank"""
+    step_token_s: float
+    learner_share: float
+    """of a step's alone seconds that need a core"""
+    learner_cores: float
+    """that a rank keeps busy in that share"""
+    call_wait_s: float
+    """what is taken off a call's recorded seconds, for it was computing or without a core; the rest it waits"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a simulation came to, over its measured steps."""
+
+    groups_per_min: float
+    mean_age: float
+    max_age: int
+    step_wall_s: float
+    """mean, of the learner"""
+    learner_waits: float
+    """share of the time"""
+    generating: float
+    """generations at once, over all engines, mean over time"""
+    cores_used: float
+    """of the fullest machine, share"""
+    measured: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """concurrency -> tokens, seconds of generations: what a real engine measures of itself"""
