@@ -92,6 +92,7 @@ class WeightsTable(WeightsSettings):
     """[weights]"""
 
     bucket_mib: int = _of(PublishSettings, "bucket_mib")
+    max_mib_per_s: float = _of(PublishSettings, "max_mib_per_s")
 
 
 class EvaluationTable(_Table):
@@ -166,7 +167,10 @@ class Recipe(_Table):
 
     def publish_settings(self) -> PublishSettings:
         """What the learner is told of publishing: versions travel in the engines' dtype."""
-        return PublishSettings(bucket_mib=self.weights.bucket_mib, dtype=self.rollout.dtype)
+        weights = self.weights
+        return PublishSettings(
+            bucket_mib=weights.bucket_mib, max_mib_per_s=weights.max_mib_per_s, dtype=self.rollout.dtype
+        )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:

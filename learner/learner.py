@@ -79,7 +79,7 @@ class Learner:
         self._on_phase = on_phase
         name = f"learner-{rank}"
         self._client = BufferClient(resolve, run=spec.run, role="learner", name=name, keys=keys)
-        self._server = WeightServer(bind, keys) if rank == 0 else None
+        self._server = WeightServer(bind, keys, max_mib_per_s=spec.publish.max_mib_per_s) if rank == 0 else None
         self._meters = Meters("learner", name, time.monotonic(), Usage().read)
         self._meters.clock.enter("down", time.monotonic(), waits_for="the engine's start")
         self._log = StepLog(self._meters, spec.directory / "metrics" / "steps.jsonl" if rank == 0 else None)

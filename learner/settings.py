@@ -92,4 +92,10 @@ class PublishSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     bucket_mib: int = Field(default=64, ge=1, le=1024, description="size of one message of weights, in MiB")
+    max_mib_per_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="most MiB per second that the learner sends to all engines together, where trajectories share "
+        "the network; 0: no limit",
+    )
     dtype: Dtype = Field(default="auto", description="of published floating-point weights; auto: the learner's own")

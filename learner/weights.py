@@ -149,12 +149,13 @@ class _Waiting:
 class WeightServer:
     """Serves the newest publication. `publish` may be called from any thread."""
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:0", keys: Keys | None = None) -> None:
+    def __init__(self, bind: str = "tcp://127.0.0.1:0", keys: Keys | None = None, max_mib_per_s: float = 0.0) -> None:
         self.failure: BaseException | None = None
         """what ended the server's thread, if anything did"""
         self._counts: dict[str, int] = {"bytes_sent": 0, "requests": 0, "malformed": 0, "undelivered": 0}
         self._packed: Packed | None = None
         self._waiting: list[_Waiting] = []
+        self._bytes_per_s = max_mib_per_s * (1 << 20)
         self._closing = threading.Event()
         self._context: zmq.Context[Any] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -217,9 +218,8 @@ class WeightServer:
             self._context.term()
 
     def _poll_ms(self, now_s: float) -> int | None:
-        if not self._waiting:
-            return None
-        return max(0, math.ceil((min(waiting.until_s for waiting in self._waiting) - now_s) * 1000))
+        until_s = min((waiting.until_s for waiting in self._waiting), default=None)
+        return None if until_s is None else max(0, math.ceil((until_s - now_s) * 1000))
 
     def _receive(self) -> list[bytes] | None:
         try:
@@ -261,6 +261,9 @@ class WeightServer:
         self._waiting = still
 
     def _send(self, *frames: Any) -> None:
+        num_bytes = sum(len(frame) for frame in frames[2:])
+        if self._bytes_per_s:
+            self._closing.wait(num_bytes / self._bytes_per_s)
         try:
             self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
@@ -268,7 +271,7 @@ class WeightServer:
                 raise
             self._counts["undelivered"] += 1  # the peer is gone or does not read: it asks again, or it is fenced
             return
-        self._counts["bytes_sent"] += sum(len(frame) for frame in frames[2:])
+        self._counts["bytes_sent"] += num_bytes
 
 
 def _newer(manifest: WeightsManifest, than: _Waiting) -> bool:
@@ -293,8 +296,5 @@ def _parse(frames: list[bytes]) -> tuple[str, int, int, float] | None:
     kind, lineage, version, argument = request
     if type(lineage) is not int or type(version) is not int:
         return None
-    if kind == "latest" and type(argument) in (int, float) and math.isfinite(argument):
-        return kind, lineage, version, float(argument)
-    if kind == "bucket" and type(argument) is int:
-        return kind, lineage, version, float(argument)
-    return None
+    fits = type(argument) is int or (kind == "latest" and type(argument) is float and math.isfinite(argument))
+    return (kind, lineage, version, float(argument)) if kind in ("latest", "bucket") and fits else None

@@ -1,7 +1,7 @@
 """What a jailed child does: runs one program, a session's cells, or grades answers; reports on its control socket.
 
 Consumes    one job, read from the control socket after the child was walled in (session: cell after cell; grader:
-            batch after batch)
+            batch after batch); before it perhaps the node's preamble
 Produces    one OUTCOME (program); a VERDICT per answer and an OUTCOME per batch (grader); a session: ACTIVE, then
             OUTCOME or DIED per cell
 Waits for   the job (the supervisor kills a child whose job never comes)
@@ -19,6 +19,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 import types
 from typing import Any, NoReturn
 
@@ -29,10 +30,12 @@ from sandbox.api import Verdict
 
 OUTCOME, VERDICT, BROKEN, ACTIVE, DIED = 0, 1, 2, 3, 4
 FILENAME = "<code>"
+PREAMBLE = "sandbox.preamble"
 MAX_VALUE_CHARS = 8192
 _AST: int = ast.PyCF_ONLY_AST
 _MAX_MESSAGE_CHARS = 2000
 _MAX_FRAMES = 12
+_BELIEVED_S = 0.2
 _LENGTH = struct.Struct("<I")
 _REHEARSAL = "def f(x):\n    return [x, f'{x}', {x: 1.5}]\nfor i in range(9):\n    f(i)\nf(0)"
 
@@ -59,6 +62,24 @@ def send(fd: int, *record: Any) -> None:
     view = memoryview(_LENGTH.pack(len(body)) + body)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def give_up(ctl: int, why: str) -> NoReturn:
+    """The sandbox's own failure; the job stays unread until the supervisor has seen that it is."""
+    send(ctl, BROKEN, why)
+    time.sleep(_BELIEVED_S)
+    os._exit(1)
+
+
+def run_preamble(ctl: int, text: str, number: int, main: types.ModuleType) -> None:
+    """Run the node's own code in the program's namespace; its failure is none of the program's."""
+    namespace = main.__dict__
+    namespace["call_number"] = number
+    try:
+        exec(compile(text, PREAMBLE, "exec", dont_inherit=True), namespace)
+    except BaseException as error:
+        give_up(ctl, f"{PREAMBLE}: {type(error).__name__}: {_message(error)}")
+    namespace.pop("call_number", None)
 
 
 def run_program(ctl: int, code: str, stdin: bytes, main: types.ModuleType, atexit_base: int) -> NoReturn:

@@ -38,8 +38,13 @@ class ProgramJob:
     stdin: str
     limits: Limits
     profile: str
+    preamble: str = ""
     session: str = ""
     first: bool = False
+
+    def lead(self) -> list[list[Any]]:
+        """Records that the child is sent before its work."""
+        return [["preamble", self.preamble, self.id]] if self.preamble else []
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -138,7 +143,7 @@ class Program(Coding):
     def run(self, job: ProgramJob) -> None:
         """Give it its program."""
         self.job = job
-        self.begin(["run", job.code, job.stdin.encode()], job.limits)
+        self.begin(["run", job.code, job.stdin.encode()], job.limits, *job.lead())
 
     def fits(self, job: ProgramJob) -> bool:
         """Whether a spare was made with the limits that this program needs."""
@@ -168,11 +173,11 @@ class Program(Coding):
         self.finish()
 
 
-def program_job(fields: list[Any], profile: str) -> ProgramJob:
+def program_job(fields: list[Any], profile: str, preamble: str = "") -> ProgramJob:
     """A program or cell from the front's message; `profile` auto: by the modules that its text names."""
     number, arrived_s, code, stdin, wall_s, cpu_s, memory_mib, output_kib, session, first = fields
     if profile == "auto":
-        profile = "sci" if _NEEDS_SCI.search(code) else "lean"
+        profile = "sci" if _NEEDS_SCI.search(code) or _NEEDS_SCI.search(preamble) else "lean"
     return ProgramJob(
         id=number,
         arrived_s=arrived_s,
@@ -180,6 +185,7 @@ def program_job(fields: list[Any], profile: str) -> ProgramJob:
         stdin=stdin,
         limits=Limits(wall_s=wall_s, cpu_s=cpu_s, memory_mib=memory_mib, output_kib=output_kib),
         profile=profile,
+        preamble=preamble,
         session=session,
         first=first,
     )

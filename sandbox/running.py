@@ -80,22 +80,22 @@ class Running:
             os.close(fd)
         return slot
 
-    def begin(self, payload: list[Any], limits: Limits) -> None:
-        """Give the child a job."""
+    def begin(self, payload: list[Any], limits: Limits, *lead: list[Any]) -> None:
+        """Give the child a job, and before it the records of `lead`."""
         self.limits = limits
         self.started_s = time.monotonic()
         self.busy, self.reason, self.used_cpu_s, self._was_asleep = True, None, 0.0, False
         self.out, self.err = HeadTail(), HeadTail()
         self._turn += 1
         turn = self._turn
-        self.send(payload)
+        self.send(*lead, payload)
         self.loop.after(_ATTEND_S, lambda: self._attend(turn))
         self.loop.after(limits.wall_s, lambda: self._expire(turn))
 
-    def send(self, payload: list[Any]) -> None:
-        """Write a record to the child."""
-        body = msgpack.packb(payload)
-        self._unsent = memoryview(bytes(self._unsent) + _LENGTH.pack(len(body)) + body)
+    def send(self, *records: list[Any]) -> None:
+        """Write records to the child, at once: while it is at one, it has not read the next."""
+        bodies = [msgpack.packb(record) for record in records]
+        self._unsent = memoryview(bytes(self._unsent) + b"".join(_LENGTH.pack(len(body)) + body for body in bodies))
         self._send()
 
     def _send(self) -> None:

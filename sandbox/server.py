@@ -121,7 +121,8 @@ class SandboxServer:
         try:
             plan = host.plan(settings.isolation == "full", index)
             standby = len(os.sched_getaffinity(0)) > _FEW_CORES
-            await shard.start(plan, settings.profile, sessions, spare=settings.spare, standby=standby)
+            wishes = ["spare"] * settings.spare + ["standby"] * standby
+            await shard.start(plan, settings.profile, sessions, settings.preamble, wishes)
         except StartRefused:
             self._shards.remove(shard)
             await shard.stop()

@@ -36,6 +36,7 @@ class Session(Coding):
         slots: Slots,
         name: str,
         limits: Limits,
+        lead: list[list[Any]],
         *,
         on_blocked: Callable[[], None],
         on_result: OnResult,
@@ -49,7 +50,7 @@ class Session(Coding):
         super().__init__(loop, slots, limits, on_blocked=on_blocked, on_result=on_result)
         # Who sent a record is told by the kernel: the process that computes, as the host numbers it.
         self.ctl.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.send(["session"])
+        self.send(*lead, ["session"])
 
     def run(self, job: ProgramJob) -> None:
         """Run a cell, as soon as the state was forked aside."""
@@ -104,6 +105,11 @@ class Session(Coding):
     def over(self) -> None:
         """The cell is done, the session stays."""
         self.rest()
+
+    def broken(self, why: str) -> None:
+        """It could not be started: another try is another session."""
+        super().broken(why)
+        self.end()
 
     def hung_up(self) -> None:
         """No process is left that could go on."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from sandbox.api import Limits
+
+MAX_PREAMBLE_CHARS = 32_768
+"""It travels as an argument of a process."""
 
 
 class SandboxSettings(BaseModel):
@@ -44,6 +47,19 @@ class SandboxSettings(BaseModel):
     profile: Literal["lean", "sci", "auto"] = "lean"
     """What the warm interpreter holds: `lean` the standard library, `sci` numpy and sympy too, `auto` both, chosen
     per call by the modules its text names."""
+    preamble: Annotated[str, Field(max_length=MAX_PREAMBLE_CHARS)] = ""
+    """Python that runs before each program, once before a session, in its namespace: imports, helper functions.
+    `call_number` counts the node's requests. What it raises is a fault of the sandbox, not of the program; its time
+    counts as the call's."""
+
+    @field_validator("preamble")
+    @classmethod
+    def _is_python(cls, text: str) -> str:
+        try:
+            compile(text, "sandbox.preamble", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"is no Python: {error}") from error
+        return text
 
     def limits(self) -> Limits:
         """The limits of a call that states none."""

@@ -50,16 +50,14 @@ class Shard(asyncio.Protocol):
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
-    async def start(
-        self, plan: JailPlan, profile: str, max_sessions: int, *, spare: bool, standby: bool = False
-    ) -> None:
+    async def start(self, plan: JailPlan, profile: str, max_sessions: int, preamble: str, wishes: list[str]) -> None:
         """Start the process and wait until its zygotes are warm.
 
         Raises:
             StartRefused: the host lacks a piece of isolation, or the process ended or kept silent.
         """
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: self, self._launch(plan, profile, max_sessions, spare=spare, standby=standby)
+            lambda: self, self._launch(plan, profile, max_sessions, preamble, wishes)
         )
         try:
             await asyncio.wait_for(asyncio.shield(self._ready), START_S)
@@ -67,12 +65,14 @@ class Shard(asyncio.Protocol):
             await self.stop()
             raise StartRefused(f"a sandbox supervisor was not ready after {START_S:.0f} s: see its log") from None
 
-    def _launch(self, plan: JailPlan, profile: str, max_sessions: int, *, spare: bool, standby: bool) -> socket.socket:
+    def _launch(
+        self, plan: JailPlan, profile: str, max_sessions: int, preamble: str, wishes: list[str]
+    ) -> socket.socket:
         """Start the process; our end of its socket. (Popen blocks for a millisecond, once per shard.)"""
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parent.parent)
         command = [sys.executable, "-I", "-c", _ENTRY, root, json.dumps(asdict(plan)), profile, str(max_sessions)]
-        command += ["spare"] * spare + ["standby"] * standby
+        command += [preamble, *wishes]
         environment = {"LANG": "C.UTF-8", "PATH": os.defpath, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
         self._process = subprocess.Popen(
             command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment, cwd="/"

@@ -47,14 +47,15 @@ class Supervisor:
     """State of a shard."""
 
     def __init__(
-        self, front: socket.socket, plan: JailPlan, profile: str, max_sessions: int, *, spare: bool, standby: bool
+        self, front: socket.socket, plan: JailPlan, profile: str, max_sessions: int, preamble: str, wishes: list[str]
     ) -> None:
         self._front, self._plan, self._profile, self._max_sessions = front, plan, profile, max_sessions
+        self._preamble = preamble
         self._sessions: collections.OrderedDict[str, Session] = collections.OrderedDict()
         self._loop = Loop()
         self._spares = Spares(
             self._loop,
-            spare,
+            "spare" in wishes,
             lambda: not self._running and not self._queue,
             on_blocked=self._schedule,
             on_result=self._on_result,
@@ -66,7 +67,7 @@ class Supervisor:
             plan,
             self._groups,
             MAX_CALLS + max_sessions + _LASTING,
-            standby=standby,
+            standby="standby" in wishes,
             on_ready=self._on_zygote_ready,
             on_free=self._schedule,
             on_lost=self._on_zygote_lost,
@@ -133,7 +134,7 @@ class Supervisor:
     def _accept(self, message: list[Any]) -> None:
         kind, *rest = message
         if kind == RUN:
-            job = program_job(rest, self._profile)
+            job = program_job(rest, self._profile, self._preamble)
             self._granted -= 1
             self._queue.append(job)
         elif kind == GRADE:
@@ -227,6 +228,7 @@ class Supervisor:
             zygote,
             job.session,
             job.limits,
+            job.lead(),
             on_blocked=self._schedule,
             on_result=self._on_result,
             on_lost=self._on_session_lost,
@@ -287,10 +289,9 @@ class Supervisor:
 
 
 def main() -> NoReturn:
-    """Entry point: descriptor 0 is the front's socket; plan, profile, sessions and wishes are the arguments."""
+    """Entry point: descriptor 0 is the front's socket; plan, profile, sessions, preamble, wishes are the arguments."""
     raise_file_limit()
     front = socket.socket(fileno=os.dup(0))
     os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
     plan = JailPlan(**json.loads(sys.argv[2]))
-    wishes = sys.argv[5:]
-    Supervisor(front, plan, sys.argv[3], int(sys.argv[4]), spare="spare" in wishes, standby="standby" in wishes).serve()
+    Supervisor(front, plan, sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6:]).serve()

@@ -208,9 +208,11 @@ class Zygote:
             jail.limit_call(self._base_data, memory_mib, cpu_s)
             linux.install_filter(self._program)
         except BaseException as error:
-            guest.send(ctl, guest.BROKEN, f"{type(error).__name__}: {error}")
-            os._exit(1)
+            guest.give_up(ctl, f"{type(error).__name__}: {error}")
         kind, *job = guest.receive(ctl)
+        if kind == "preamble":
+            guest.run_preamble(ctl, job[0], job[1], self._main)
+            kind, *job = guest.receive(ctl)
         if kind == "session":
             guest.run_session(ctl, self._main, self._atexit_base)
         if kind == "grade":

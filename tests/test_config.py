@@ -33,10 +33,10 @@ roc.epsilon roc.min_per_side roc.mode
 rollout.concurrency rollout.cpu_threads rollout.device rollout.dtype rollout.engines rollout.kv_cache_mib
 rollout.max_length rollout.max_new_tokens rollout.max_turns rollout.temperature rollout.tensor_parallel
 run.directory run.drain_s run.max_restarts run.name run.seed run.start_timeout_s run.steps
-sandbox.cpu_s sandbox.isolation sandbox.memory_mib sandbox.nodes sandbox.output_kib sandbox.profile
+sandbox.cpu_s sandbox.isolation sandbox.memory_mib sandbox.nodes sandbox.output_kib sandbox.preamble sandbox.profile
 sandbox.queue_bound sandbox.sessions sandbox.spare sandbox.wall_s sandbox.workers
 staleness.max_staleness
-weights.ack_timeout_s weights.bucket_mib weights.kv
+weights.ack_timeout_s weights.bucket_mib weights.kv weights.max_mib_per_s
 """
 """A new dial is a decision: it is added here, or it is derived."""
 

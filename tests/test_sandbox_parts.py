@@ -271,7 +271,7 @@ def test_the_filter_allows_lists_and_nothing_else() -> None:
 def test_the_dials_are_these_and_wrong_ones_are_refused() -> None:
     assert set(SandboxSettings.model_fields) == {
         "workers", "wall_s", "cpu_s", "memory_mib", "output_kib", "queue_bound", "sessions", "spare", "isolation",
-        "profile",
+        "profile", "preamble",
     }  # fmt: skip
     for wrong in ({"wall_s": 0}, {"isolation": "none"}, {"workrs": 2}, {"memory_mib": 1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -179,3 +179,23 @@ def test_pack_copies_so_that_training_may_go_on():
     version = pack([("a", tensor)], lineage=1, version=1, bucket_bytes=64)
     tensor += 1
     np.testing.assert_array_equal(np.frombuffer(version.buckets[0], np.float32), np.zeros(4))
+
+
+def test_a_limit_on_the_rate_holds_buckets_back_and_no_close():
+    server = WeightServer(max_mib_per_s=0.001)
+    peer = Peer(server)
+    try:
+        server.publish(packed())
+        begun_s = time.monotonic()
+        assert peer.ask("latest", 0, -1, 5.0)[0] == "manifest"
+        assert time.monotonic() - begun_s < 0.2
+        assert peer.ask("bucket", 1, 0, 0)[0] == "bucket"
+        assert time.monotonic() - begun_s > 256 / (0.001 * 2**20)
+        server.publish(packed(version=1, bucket_bytes=1 << 20))
+        peer.send("bucket", 1, 1, 0)
+        begun_s = time.monotonic()
+    finally:
+        server.close()
+        peer.socket.close()
+    assert time.monotonic() - begun_s < 0.4
+    assert server.failure is None
