@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sqlite3
 import tempfile
 import time
 from contextlib import closing
@@ -21,10 +20,10 @@ from typing import Any
 
 import psutil
 
+from tests.benchmarks.steps import PATIENCE_S, index, taken
 from tests.chaos.victim import Victim
 from tests.evidence.times import window
 
-PATIENCE_S = 300.0
 FIRST_STEP = 2
 """the window begins with its batch"""
 BUSY = ("user", "nice", "system", "irq", "softirq")
@@ -53,13 +52,13 @@ def measure(directory: Path, overrides: tuple[str, ...], seconds: float) -> dict
     victim = Victim(directory, overrides=overrides)
     try:
         victim.start()
-        begin_s = _taken(victim, directory)
+        begin_s = taken(victim, FIRST_STEP)
         before, machine_before = victim.cpu_seconds(), psutil.cpu_times()
         time.sleep(max(0.0, begin_s + seconds - time.time()))
         after, machine_after = victim.cpu_seconds(), psutil.cpu_times()
         if victim.exit_code is not None:
             raise SystemExit(f"the run ended within the window\n{victim.told()}")
-        with closing(_index(directory)) as db:
+        with closing(index(directory)) as db:
             found = window(db, begin_s, seconds)
         victim.interrupt()
         victim.ended(PATIENCE_S)
@@ -67,26 +66,6 @@ def measure(directory: Path, overrides: tuple[str, ...], seconds: float) -> dict
         victim.close()
     assert found is not None
     return {"overrides": list(overrides), **found, "cpu": _table(before, after, machine_before, machine_after, found)}
-
-
-def _taken(victim: Victim, directory: Path) -> float:
-    """When the first batch of the window was taken, seconds since 1970."""
-    end_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end_s and victim.exit_code is None:
-        if (directory / "buffer" / "index.sqlite").exists():
-            with closing(_index(directory)) as db:
-                try:
-                    row = db.execute("SELECT taken_unix_s FROM batches WHERE step = ?", (FIRST_STEP,)).fetchone()
-                except sqlite3.OperationalError:  # the table is not there yet
-                    row = None
-                if row is not None:
-                    return float(row[0])
-        time.sleep(0.1)
-    raise SystemExit(f"no batch of step {FIRST_STEP} within {PATIENCE_S:.0f} s\n{victim.told()}")
-
-
-def _index(directory: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{directory / 'buffer' / 'index.sqlite'}?mode=ro", uri=True)
 
 
 def _table(
