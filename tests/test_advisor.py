@@ -71,6 +71,12 @@ def test_engines_at_the_top_of_a_flat_curve_limit() -> None:
     assert advice.fixes[0].dial == "rollout.engines"
 
 
+def test_a_limit_on_what_the_learner_sends_is_the_first_to_be_raised() -> None:
+    limited = replace(MADE["swap"](1), settings=SETTINGS | {"weights.max_mib_per_s": 1.5})
+    first = advise(limited).fixes[0]
+    assert (first.dial, first.now, first.proposed) == ("weights.max_mib_per_s", 1.5, 3.0)
+
+
 def test_two_least_capacities_within_a_tenth_are_balanced() -> None:
     one = engine(tokens_per_s=0.92 * 1060 * 0.99, full=0.9, held_when_full=64.0)
     base = with_role(run(engines=(one,), learner=learner(3.6, 0.3)), role("learner-0", clock(busy=0.88)))

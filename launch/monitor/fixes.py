@@ -207,7 +207,12 @@ def _cheaper_swap(case: _Case) -> Iterator[Fix]:
     if (swap.paused or 0.0) > LONG_PAUSE and case.dial("weights.kv", "recompute") == "recompute":
         reason = f"engines pause {swap.paused:.0%} of the time; log-probs are then those of mixed KV"
         yield case.fix("weights.kv", "keep", reason, 1.0 + (swap.paused or 0.0))
-    if case.limit.stage == stages.SWAP and receive_s > pause_s:
+    most = float(case.dial("weights.max_mib_per_s", 0.0))
+    if case.limit.stage == stages.SWAP and most > 0 and receive_s > pause_s:
+        took_s = (swap.publish_s or 0.0) + receive_s + pause_s
+        reason = f"at most {most:g} MiB/s are sent: receiving takes {receive_s:.1f} of {took_s:.1f} s of a version"
+        yield case.fix("weights.max_mib_per_s", 2 * most, reason, took_s / (took_s - receive_s / 2))
+    elif case.limit.stage == stages.SWAP and receive_s > pause_s:
         mib = int(case.dial("weights.bucket_mib", 64))
         yield case.fix("weights.bucket_mib", min(1024, 2 * mib), f"receiving takes {receive_s:.1f} s of a version", 1.2)
 
