@@ -13,7 +13,7 @@ until both agree. CPU seconds do not depend on sharing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from launch.config import ConfigError
@@ -22,11 +22,17 @@ from launch.tune.shapes import Curve, Model, Outcome, RatePoint, Recorded, StepT
 
 ROUNDS = 5
 CLOSE = 0.01
-STEPS, WARMUP = 8, 3
-MIN_SHARE = 0.02
+ROLLOUTS = 2500
+"""of one simulation of a fit"""
+MIN_STEPS, MAX_STEPS, WARMUP = 6, 60, 3
+MIN_SHARE = 0.005
 """of the measured time, from which a point of the curve counts"""
+UPPER = 0.2
+"""of the greatest concurrency, from which points say how the curve goes on"""
 MIN_SPREAD = 0.05
 """of tokens over steps, below which a step's fixed part can't be told"""
+BESIDE = 0.35
+"""of a core, that an engine's process keeps busy beside its threads: tokens to text, turns to messages"""
 WAITS = 5.0
 """times its CPU seconds, from which a call's median says that calls wait rather than compute"""
 
@@ -42,7 +48,7 @@ def fit(work: Recorded) -> Model:
             raise ConfigError(f"no {what} are on record in the window: a fit needs 1 or more; let the run go on")
     fixed_s, token_s = step_line(work.steps)
     step_s = _mean_step_s(work.steps)
-    curve = curve_line(work.rates)
+    curve = curve_of(work.rates)
     model = Model(
         work=work,
         curve=curve,
@@ -54,69 +60,111 @@ def fit(work: Recorded) -> Model:
         learner_cores=1.0,
         call_wait_s=_computing_s(work),
     )
-    return _calibrated(_with_cores(model))
+    return _calibrated(_with_cores(model, work.rates))
 
 
 def _calibrated(model: Model) -> Model:
     """Alone durations such that the simulation of the recorded setting takes as long as the record."""
-    recorded_s = _mean_step_s(model.work.steps)
+    work, setting = model.work, model.work.setting
+    steps = max(MIN_STEPS, min(MAX_STEPS, ROLLOUTS // (setting.groups_per_step * work.groups[0].num_rollouts)))
+    recorded_s, alone = _mean_step_s(work.steps), work.rates
     for _ in range(ROUNDS):
-        outcome = simulate(model, model.work.setting, steps=STEPS, warmup=WARMUP)
-        engines, learner = _slower(model.work.rates, outcome), recorded_s / outcome.step_wall_s
-        model = _with_cores(
-            replace(
-                model,
-                curve=model.curve.scaled(engines),
-                step_fixed_s=model.step_fixed_s * learner,
-                step_token_s=model.step_token_s * learner,
-            )
-        )
-        if max(abs(engines - 1.0), abs(learner - 1.0)) < CLOSE:
+        outcome = simulate(model, setting, steps=steps, warmup=WARMUP + setting.max_staleness)
+        slower = _slower(work.rates, outcome)
+        mean = _mean_of(slower, work.rates)
+        alone = _not_below_cpu([_times(one, slower.get(one.concurrency, mean)) for one in alone], work)
+        step_s = max(_alone_step_s(model) * recorded_s / outcome.step_wall_s, min(recorded_s, work.step_cpu_s))
+        change = step_s / _alone_step_s(model)
+        before, model = model.curve, _with_cores(_paced(model, alone, change), alone)
+        at = work.rates[-1].concurrency
+        if max(abs(model.curve.token_s(at) / before.token_s(at) - 1.0), abs(change - 1.0)) < CLOSE:
             break
     return model
 
 
-def _with_cores(model: Model) -> Model:
-    """CPU seconds over alone seconds: what an engine and a learner rank keep busy."""
-    work = model.work
-    weight_s = sum(point.weight_s for point in work.rates)
-    at_once = sum(point.concurrency * point.weight_s for point in work.rates) / weight_s
-    tokens = sum(step.num_tokens for step in work.steps) / len(work.steps)
-    alone_s = model.step_fixed_s + model.step_token_s * tokens
-    wanted = work.step_cpu_s / max(alone_s, 1e-9)
-    tokens_per_s = at_once / max(model.curve.token_s(at_once), 1e-9)
+def _times(point: RatePoint, factor: float) -> RatePoint:
+    return replace(point, token_s=point.token_s * factor)
+
+
+def _paced(model: Model, alone: Sequence[RatePoint], change: float) -> Model:
     return replace(
         model,
-        engine_cores=work.token_cpu_s * tokens_per_s,
-        store_cores=work.store_token_cpu_s * tokens_per_s,
+        curve=curve_of(alone),
+        step_fixed_s=model.step_fixed_s * change,
+        step_token_s=model.step_token_s * change,
+    )
+
+
+def _not_below_cpu(alone: Sequence[RatePoint], work: Recorded) -> tuple[RatePoint, ...]:
+    """Its threads can't spend the CPU seconds faster; but nothing takes longer alone than it took in company."""
+    factor = max(1.0, _cores(alone, work.token_cpu_s) / (work.engine_threads + BESIDE))
+    return tuple(
+        replace(one, token_s=min(max(one.token_s, recorded.token_s), one.token_s * factor))
+        for one, recorded in zip(alone, work.rates, strict=True)
+    )
+
+
+def _cores(alone: Sequence[RatePoint], token_cpu_s: float) -> float:
+    """CPU seconds over alone seconds of what was generated; the weights are those of the record."""
+    tokens = sum(one.weight_s * one.concurrency / one.token_s for one in alone)
+    return token_cpu_s * tokens / sum(one.weight_s for one in alone)
+
+
+def _alone_step_s(model: Model) -> float:
+    """Of a mean step."""
+    tokens = sum(step.num_tokens for step in model.work.steps) / len(model.work.steps)
+    return model.step_fixed_s + model.step_token_s * tokens
+
+
+def _with_cores(model: Model, alone: Sequence[RatePoint]) -> Model:
+    """What an engine and a learner rank keep busy; beyond an engine's threads, what goes on beside them."""
+    work = model.work
+    wanted, engine = work.step_cpu_s / max(_alone_step_s(model), 1e-9), _cores(alone, work.token_cpu_s)
+    beside = max(0.0, engine - work.engine_threads)
+    return replace(
+        model,
+        engine_cores=engine - beside,
+        store_cores=_cores(alone, work.store_token_cpu_s) + beside,
         learner_share=min(1.0, wanted),
         learner_cores=max(1.0, wanted),
     )
 
 
-def _slower(rates: Sequence[RatePoint], outcome: Outcome) -> float:
-    """Recorded over simulated seconds per token, over the concurrencies that both met."""
-    pairs = [
-        (point.weight_s, point.token_s, outcome.measured[point.concurrency][1] / outcome.measured[point.concurrency][0])
-        for point in rates
-        if outcome.measured.get(point.concurrency, (0.0, 0.0))[0] > 0
-    ]
-    if not pairs:
-        return 1.0
-    total = sum(weight for weight, _, _ in pairs)
-    return sum(weight * recorded / simulated for weight, recorded, simulated in pairs) / total
+def _slower(rates: Sequence[RatePoint], outcome: Outcome) -> dict[int, float]:
+    """Recorded over simulated seconds per token, at the concurrencies that both met."""
+    found = {at: seconds / tokens for at, (tokens, seconds) in outcome.measured.items() if tokens > 0}
+    return {one.concurrency: one.token_s / found[one.concurrency] for one in rates if one.concurrency in found}
+
+
+def _mean_of(slower: Mapping[int, float], rates: Sequence[RatePoint]) -> float:
+    """Weighted by the time that was spent there; 1 where nothing was met."""
+    pairs = [(one.weight_s, slower[one.concurrency]) for one in rates if one.concurrency in slower]
+    total = sum(weight for weight, _ in pairs)
+    return sum(weight * value for weight, value in pairs) / total if total > 0 else 1.0
 
 
 def _mean_step_s(steps: Sequence[StepTime]) -> float:
     return sum(step.wall_s for step in steps) / len(steps)
 
 
-def curve_line(rates: Sequence[RatePoint]) -> Curve:
-    """Seconds per token against generations at once: a line, neither part below 0."""
+def curve_of(rates: Sequence[RatePoint]) -> Curve:
+    """Through the points that were measured long enough, made rising; beyond them on the line of the upper ones."""
     total = sum(point.weight_s for point in rates)
     points = [point for point in rates if point.weight_s >= MIN_SHARE * total]
-    fixed_s, each_s = line([(point.concurrency, point.token_s, point.weight_s) for point in points])
-    return Curve(fixed_s=fixed_s, each_s=each_s)
+    rising: list[tuple[float, float, float]] = []  # (n, seconds, weight)
+    for point in points:
+        rising.append((point.concurrency, point.token_s, point.weight_s))
+        while len(rising) > 1 and rising[-1][1] < rising[-2][1]:
+            rising[-2:] = [_pooled(*rising[-2:])]
+    top = points[-1].concurrency
+    upper = [(one.concurrency, one.token_s, one.weight_s) for one in points if one.concurrency >= UPPER * top]
+    return Curve(points=tuple((at, token_s) for at, token_s, _ in rising), beyond_s=line(upper)[1])
+
+
+def _pooled(one: tuple[float, float, float], two: tuple[float, float, float]) -> tuple[float, float, float]:
+    weight = one[2] + two[2]
+    at, token_s = ((one[part] * one[2] + two[part] * two[2]) / weight for part in (0, 1))
+    return at, token_s, weight
 
 
 def step_line(steps: Sequence[StepTime]) -> tuple[float, float]:

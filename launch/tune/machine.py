@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from functools import cache
 from itertools import count
 
 import simpy
@@ -104,7 +105,8 @@ class Engine:
     ) -> None:
         """`cores` that it keeps busy while it generates alone; `store_cores`, those that keep what it makes."""
         self.env, self.host, self.name = env, host, name
-        self._curve, self._cores = curve, cores + store_cores
+        self._cores = cores + store_cores
+        self._token_s = cache(curve.token_s)
         self._needs_core = min(1.0, cores)
         self.version = 0
         self.integral_s = 0.0
@@ -155,7 +157,7 @@ class Engine:
         if self._paused or not self._running:
             return 0.0
         slower = self._needs_core / speed + 1.0 - self._needs_core
-        return 1.0 / (self._curve.token_s(len(self._running)) * slower)
+        return 1.0 / (self._token_s(len(self._running)) * slower)
 
     def advance(self, passed_s: float) -> None:
         self._tokens += self._pace(self.host.speed) * passed_s

@@ -81,6 +81,7 @@ def read(directory: Path) -> Recorded:
             mean_age=mean_age,
             rollout_rest_s=rollout_rest_s(db, window.from_s, window.to_s),
             decide_s=decide_s(db, window.from_s, window.to_s),
+            engine_threads=recipe.rollout.cpu_threads,
             longest_tokens=max(turn.context_tokens for group in work for one in group.rollouts for turn in one.turns),
             **figures,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from actors.roc import RocSettings
 from buffer.schema import Finish
@@ -116,7 +117,8 @@ class Recorded:
     store_token_cpu_s: float
     """of buffer and filter per sampled token"""
     step_cpu_s: float
-    """of a learner rank per step"""
+    """of a learner rank, which computes in one thread, per step"""
+    engine_threads: int
     rollout_rest_s: float
     """of a rollout's life neither generating nor calling"""
     decide_s: float
@@ -132,16 +134,22 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """An engine's seconds per token of each of n generations at once: alone, fixed_s + each_s * n."""
+    """An engine's seconds per token of each of n generations at once, when it has the cores it wants."""
 
-    fixed_s: float
-    each_s: float
+    points: tuple[tuple[float, float], ...]
+    """(n, seconds), n rising; in between on the line"""
+    beyond_s: float
+    """per generation more than the last point's"""
 
     def token_s(self, at_once: float) -> float:
-        return self.fixed_s + self.each_s * at_once
-
-    def scaled(self, factor: float) -> Curve:
-        return Curve(fixed_s=self.fixed_s * factor, each_s=self.each_s * factor)
+        last, last_s = self.points[-1]
+        if at_once >= last:
+            return last_s + self.beyond_s * (at_once - last)
+        for (low, low_s), (high, high_s) in pairwise(self.points):
+            if at_once <= high:  # below the first point too, but there together no faster than at it
+                found_s = low_s + (high_s - low_s) * (at_once - low) / (high - low)
+                return max(found_s, low_s * min(1.0, at_once / low))
+        return last_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
