@@ -118,7 +118,9 @@ def monitor(
         return serve(directory, port, window_s)
     if not once and not as_json:
         raise ConfigError("monitor: say --once, --json or --web")
-    snapshot, advice = show.look(directory, window_s)
+    from launch.tune.check import contradicted
+
+    snapshot, advice = show.look(directory, window_s, contradicted)
     typer.echo(show.as_json(snapshot, advice) if as_json else "\n".join(text.screen(snapshot, advice)))
 
 

@@ -14,7 +14,7 @@ of those with more to do at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,8 +64,8 @@ class Advice:
     """at most three, the best first"""
 
 
-def advise(snapshot: Snapshot) -> Advice:
-    """The run's limit and what to do about it."""
+def advise(snapshot: Snapshot, against: Callable[[Snapshot, Fix], str] = lambda snapshot, fix: "") -> Advice:
+    """The run's limit and what to do about it. `against` says what speaks against a fix: it is not given then."""
     found = capacities(snapshot)
     missing = _missing(snapshot)
     if missing:
@@ -80,7 +80,7 @@ def advise(snapshot: Snapshot) -> Advice:
     if doubts:
         return _unclear(found, (f"{limit.stage} is {limit.use:.0%} in use ({limit.says})", *doubts))
     rival = _rival(limit, ranked)
-    given = fixes(snapshot, limit, found, rival)
+    given = tuple(fix for fix in fixes(snapshot, limit, found, rival) if not against(snapshot, fix))
     if rival is not None:
         return Advice(
             limit=BALANCED,

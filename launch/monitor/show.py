@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from buffer.client import PeerSilent, Refused
 from launch.config import ConfigError, read_toml, validate
 from launch.monitor import advisor
 from launch.monitor.advisor import Advice, advise
+from launch.monitor.fixes import Fix
 from launch.monitor.measure import WINDOW_S, Facts, measure
 from launch.monitor.readings import History, from_status, read_directory
 from launch.monitor.snapshot import Snapshot, to_json
@@ -32,8 +33,10 @@ BETWEEN_S = 2.0
 """from the first question to the second, where only the buffer can tell"""
 
 
-def look(directory: Path, window_s: float | None = None) -> tuple[Snapshot, Advice]:
-    """The run as it is.
+def look(
+    directory: Path, window_s: float | None = None, against: Callable[[Snapshot, Fix], str] = lambda snapshot, fix: ""
+) -> tuple[Snapshot, Advice]:
+    """The run as it is; `against` is told each fix (advisor.py).
 
     Raises:
         ConfigError: there is no such directory, or its recipe is of another release.
@@ -47,7 +50,7 @@ def look(directory: Path, window_s: float | None = None) -> tuple[Snapshot, Advi
         readings = asyncio.run(_asked(directory, readings))
     history = History(readings=readings, steps=history.steps, live=live, summary=_summary(directory, live))
     snapshot = measure(history, facts, window_s)
-    return snapshot, advise(snapshot)
+    return snapshot, advise(snapshot, against)
 
 
 def as_json(snapshot: Snapshot, advice: Advice) -> str:

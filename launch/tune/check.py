@@ -38,7 +38,8 @@ AGAINST = 0.97
 GROUPS = 20
 SPREAD = (0.4, 0.7, 1.0, 1.4, 1.5)
 """lengths of rollouts about their mean"""
-STEPS, MAX_ROLLOUTS = 12, 6000
+STEPS, MAX_ROLLOUTS = 8, 2500
+"""of a simulation; a run whose single step is larger is not judged, it would take too long"""
 STARTED = ("staleness.max_staleness", "rollout.concurrency", "rollout.engines", "learner.ranks")
 
 
@@ -49,6 +50,8 @@ def contradicted(snapshot: Snapshot, fix: Fix) -> str:
         return ""
     setting = model.work.setting
     per_step = setting.groups_per_step * _generated(setting, model.work.roc)
+    if per_step > MAX_ROLLOUTS:
+        return ""
     steps = max(4, min(STEPS, MAX_ROLLOUTS // per_step))
     warmup = setting.max_staleness + 2
     changed, other = change(model, fix)
