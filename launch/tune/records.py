@@ -20,7 +20,7 @@ from typing import Any
 from launch.config import ConfigError, read_toml, validate
 from launch.monitor import parts
 from launch.monitor.moments import Moments
-from launch.monitor.readings import read_directory
+from launch.monitor.readings import read_directory, tail
 from launch.monitor.spans import Span
 from launch.tree import Recipe
 from launch.tune.payload import Payload
@@ -30,6 +30,8 @@ from launch.tune.shapes import Machine, RatePoint, Recorded, Setting
 MIN_STEPS = 6
 """in the window"""
 MAX_STEPS = 60
+BEFORE_S = 10.0
+"""of metrics read before the window, so that each role has told something by its beginning"""
 MAX_GROUPS = 600
 """whose work is drawn from: the newest"""
 STAGES = ("rollout", "sandbox", "buffer", "filter", "learner")
@@ -136,7 +138,9 @@ def _trained(db: sqlite3.Connection, window: Window) -> tuple[int, float]:
 
 def _moments(directory: Path, window: Window) -> Moments:
     """The readings inside."""
-    readings = [one for one in read_directory(directory).readings if window.from_s <= one.unix_s <= window.to_s]
+    newest_s = max((line["unix_s"] for line in tail(directory / "metrics" / "run.jsonl", 0.0)), default=window.to_s)
+    history = read_directory(directory, newest_s - window.from_s + BEFORE_S)
+    readings = [one for one in history.readings if window.from_s <= one.unix_s <= window.to_s]
     if len(readings) < 3:
         raise ConfigError(
             f"{directory}/metrics: {len(readings)} readings between steps {window.first} and {window.last}, a fit "

@@ -9,7 +9,7 @@ Invariant   all settings meet the same groups; what is recommended keeps P and G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launch.config import ConfigError
@@ -70,13 +70,9 @@ def _splits(now: Setting) -> Iterator[Setting]:
     yield replace(now, engines=now.engines + 1)
 
 
-def sweep(model: Model, seed: int = 0, tell: Callable[[Setting], None] = lambda setting: None) -> list[Row]:
+def sweep(model: Model, seed: int = 0) -> list[Row]:
     """All of them."""
-    rows = []
-    for setting in candidates(model):
-        tell(setting)
-        rows.append(Row(setting=setting, outcome=predict(model, setting, seed)))
-    return rows
+    return [Row(setting=setting, outcome=predict(model, setting, seed)) for setting in candidates(model)]
 
 
 def alike(rows: Sequence[Row], now: Setting) -> list[Row]:
