@@ -63,6 +63,16 @@ def test_of_a_finished_run_the_window_is_its_training() -> None:
     assert snapshot.run.eta_s is None
 
 
+def test_the_window_of_a_live_run_begins_no_earlier_than_its_training() -> None:
+    """Its engine had a version at the eighth reading; the last minute began before that."""
+    readings = read_directory(ROOT / "interrupted").readings
+    snapshot = measure(History(readings=readings, live=True), Facts(name="r"))
+    assert readings[-1].unix_s - readings[0].unix_s < 60
+    assert snapshot.window.span_s == pytest.approx(readings[-1].unix_s - readings[7].unix_s)
+    starting = measure(History(readings=readings[:5], live=True), Facts(name="r"))
+    assert starting.window.span_s == pytest.approx(readings[4].unix_s - readings[0].unix_s)
+
+
 def test_an_empty_directory_is_shown_as_one(tmp_path: Path) -> None:
     snapshot, advice = look(tmp_path)
     lines = screen(snapshot, advice)

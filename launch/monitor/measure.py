@@ -5,8 +5,8 @@ Produces    `Snapshot`
 Waits for   nothing: pure; the newest reading's time is the only "now"
 Invariant   the same history gives the same snapshot, whether it came from files or from statuses of a live buffer
 
-The window: of a live run its last `window_s` seconds; of one that is over, all of its training from the first engine's
-first version on, since what a finished run did first and last is starting and evaluating.
+The window: of a live run its last `window_s` seconds; of one that is over, all of its training. Training begins with
+the first engine's first version: what a run does before, and after, is starting and evaluating.
 """
 
 from __future__ import annotations
@@ -110,10 +110,9 @@ def _empty(history: History, facts: Facts) -> Snapshot:
 
 def _window(history: History, window_s: float | None) -> Moments:
     readings = history.readings
-    if not history.live:  # what came after training would only dilute it
-        trained = [index for index, reading in enumerate(readings) if _trains(reading)]
-        if trained:
-            readings = readings[trained[0] : trained[-1] + 1]
+    trained = [index for index, reading in enumerate(readings) if _trains(reading)]
+    if trained and (not history.live or _trains(readings[-1])):  # what came before and after would only dilute it
+        readings = readings[trained[0] : trained[-1] + 1]
     if window_s is None and not history.live:
         return Moments(readings[0] if len(readings) > 1 else None, readings[min(1, len(readings) - 1) :])
     from_s = readings[-1].unix_s - (window_s or WINDOW_S)
