@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.audit.report import audit
+from tests.benchmarks.asynchrony import LEARNING_RATE
 from tests.benchmarks.steps import PATIENCE_S, index, span, taken
 from tests.benchmarks.waits import WALL_S, Pareto, given
 from tests.chaos.victim import ROOT, Victim
@@ -37,6 +38,7 @@ def measure(directory: Path, steps: int, overrides: Sequence[str]) -> dict[str, 
         f"{DIAL}={COURSE[0]}",
         "run.steps=1000",
         "evaluation.at_start=false",
+        f"learner.lr={LEARNING_RATE}",
         f"sandbox.wall_s={WALL_S}",
         given(Pareto().preamble()),
         *overrides,
