@@ -110,16 +110,14 @@ def monitor(
     window_s: Annotated[float | None, typer.Option("--window", min=1, help="Seconds that rates are over.")] = None,
 ) -> None:
     """What limits a run and what to turn; live, finished or interrupted."""
-    from launch.monitor import show, text
-
-    if web:
-        from launch.monitor.web import serve
-
-        return serve(directory, port, window_s)
-    if not once and not as_json:
+    if not (once or as_json or web):
         raise ConfigError("monitor: say --once, --json or --web")
+    from launch.monitor import show, text
+    from launch.monitor.web import serve
     from launch.tune.check import contradicted
 
+    if web:
+        return serve(directory, port, window_s, contradicted)
     snapshot, advice = show.look(directory, window_s, contradicted)
     typer.echo(show.as_json(snapshot, advice) if as_json else "\n".join(text.screen(snapshot, advice)))
 

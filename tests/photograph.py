@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 from launch.monitor.web import Server
+from launch.tune.check import contradicted
 from tests.chromium import page
 
 
@@ -19,7 +20,7 @@ def photograph(
     run: Path, *, view: str = "", scheme: str = "light", width: int = 1360, height: int = 0, scale: float = 1.0
 ) -> bytes:
     """With a drill-down open, or none; height 0: as high as the page is."""
-    with Server(run) as server, page() as shown:
+    with Server(run, 0, None, contradicted) as server, page() as shown:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             shown.scheme(scheme)

@@ -1,4 +1,4 @@
-"""The page of `rocstar monitor --web`: who is answered, what loads, and what it does in a browser."""
+"""The page of `rocstar monitor --web`: who is answered, with what, and how often a run is read."""
 
 from __future__ import annotations
 
@@ -7,44 +7,22 @@ import http.client
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
-import threading
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from launch.lock import hold
 from launch.monitor import show, web
-from launch.monitor.web import Server, Source, content_policy
-from tests import chromium
-from tests.chromium import Page
-from tests.photograph import photograph
+from launch.monitor.fixes import Fix
+from launch.monitor.snapshot import Snapshot
+from launch.monitor.web import Judge, Server, Source, content_policy
 from tests.recorded import ROOT
-
-LINE = "document.querySelector('[data-chart=reward] .curve').getAttribute('d')"
-POINTS = (
-    "Object.fromEntries([...document.querySelectorAll('[data-chart]')]"
-    ".map(one => [one.dataset.chart, one.querySelectorAll('circle').length]))"
-)
-browser = pytest.mark.skipif(
-    chromium.PROGRAM is None, reason="there is no chromium: apt-get install --no-install-recommends chromium"
-)
-
-
-@contextlib.contextmanager
-def serving(directory: Path) -> Iterator[Server]:
-    with Server(directory) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+from tests.served import grow, growing, live, nothing, serving
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +81,14 @@ def test_there_are_no_other_paths(finished: Server, path: str) -> None:
     assert body.startswith(b"there are / and ")
 
 
+def test_what_it_serves_is_installed_with_it() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["launch.monitor"]
+    for path in (web.PAGE, *web.SCRIPTS):
+        assert any(path.match(pattern) for pattern in patterns)
+        assert all(len(line) <= 120 for line in path.read_text("ascii").splitlines())
+
+
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_only_get_is_answered(finished: Server, method: str) -> None:
     answer, body = ask(finished, method=method)
@@ -128,7 +114,7 @@ def test_a_run_that_is_over_is_read_again_only_when_its_files_change(
 ) -> None:
     monkeypatch.setattr(web, "EVERY_S", 0.0)
     growing(tmp_path, 3)
-    source = Source(tmp_path, None)
+    source = Source(tmp_path, None, nothing)
     before = source.snapshot()
     assert source.snapshot() is before
     grow(tmp_path, 5)
@@ -140,153 +126,29 @@ def test_a_run_that_is_over_is_read_again_only_when_its_files_change(
 
 def test_however_many_look_a_run_is_read_once_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "EVERY_S", 60.0)
-    source = Source(tmp_path, None)
+    source = Source(tmp_path, None, nothing)
     before = source.snapshot()
     growing(tmp_path, 3)
     assert source.snapshot() is before
 
 
-def growing(target: Path, steps: int) -> None:
-    """A recorded run of which so many steps are written, and nobody has said how it ended."""
-    (target / "metrics").mkdir()
-    for name in ("run.json", "recipe.toml"):
-        (target / name).write_bytes((ROOT / "finished" / name).read_bytes())
-    grow(target, steps)
+def test_a_fix_that_something_speaks_against_is_not_given_and_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
 
+    def against(snapshot: Snapshot, fix: Fix) -> str:
+        asked.append(fix.dial)
+        return "it is slower"
 
-def grow(target: Path, steps: int) -> None:
-    """The run goes on to so many steps: what is new is appended to its files."""
-    source = ROOT / "finished" / "metrics"
-    until_s = next(
-        (one["unix_s"] for one in lines(source / "run.jsonl") if one.get("next_step", 0) >= steps), float("inf")
-    )
-    for path in source.glob("*.jsonl"):
-        by_step = path.stem == "steps"
-        kept = [one for one in lines(path) if (one["step"] < steps if by_step else one["unix_s"] <= until_s)]
-        copy = target / "metrics" / path.name
-        written = len(copy.read_text().splitlines()) if copy.exists() else 0
-        with copy.open("a") as file:
-            file.writelines(f"{json.dumps(one)}\n" for one in kept[written:])
-
-
-def lines(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-@contextlib.contextmanager
-def live(run: Path) -> Iterator[None]:
-    """Somebody drives the run."""
-    held = hold(run / "driver.lock")
-    assert held is not None
-    with held:
-        yield
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    """A browser of its own; its page complains of nothing and asks nobody but the server it came from."""
-    with chromium.page() as page:
-        yield page
-        origin = page.value("location.origin")
-        assert page.complaints == []
-        assert origin.startswith("http://127.0.0.1:")
-        assert len(page.requests) >= 2
-        assert all(request.startswith(f"{origin}/") or request == "data:," for request in page.requests)
-
-
-@browser
-@pytest.mark.slow
-def test_the_charts_move_while_a_run_goes_on_and_its_end_is_told(tmp_path: Path, page: Page) -> None:
-    growing(tmp_path, 4)
-    (tmp_path / "run.json").write_text(json.dumps({"name": "<b>bold</b>"}))
-    with serving(tmp_path) as server:
-        with live(tmp_path):
-            page.go(server.url)
-            page.until("at('state').textContent === 'live'")
-            assert page.value("at('name').textContent") == "<b>bold</b>"
-            assert page.value(POINTS) == {"groups": 3, "reward": 4, "entropy": 4, "length": 4, "age": 4}
-            line, step = page.value(LINE), page.value("told.run.step")
-            grow(tmp_path, 6)
-            page.until(f"{LINE} !== {json.dumps(line)}")
-            assert page.value(POINTS) == {"groups": 5, "reward": 6, "entropy": 6, "length": 6, "age": 6}
-            assert page.value("told.run.step") > step
-        page.until("at('state').textContent === 'stopped: nobody drives it'")
-        ended = {"outcome": "interrupted", "reason": "a signal came"}
-        (tmp_path / "summary.json").write_text(json.dumps(ended))
-        page.until("at('state').textContent === 'interrupted, can be resumed'")
-        assert page.value("at('verdict').textContent").startswith("ended: a signal came")
-
-
-@browser
-@pytest.mark.slow
-def test_drill_downs_open_on_a_click_and_by_key(page: Page, finished: Server) -> None:
-    page.size(1300, 900)
-    page.go(finished.url)
-    page.until("at('flow').childElementCount")
-    assert page.value("at('drill').hidden")
-    page.click("#flow tr[data-view=sandbox]")
-    page.until("!at('drill').hidden && at('view').textContent.includes('a call runs for')")
-    page.click("#views [data-view=weights]")
-    page.until("at('view').textContent.includes('version 7 is published')")
-    assert page.value("location.hash") == "#weights"
-    page.click("#close")
-    page.until("at('drill').hidden && !location.hash")
-    for number, view in enumerate(page.value("Object.keys(VIEWS)"), 1):
-        page.press(str(number))
-        page.until(f"at('drill').dataset.view === '{view}' && at('view').textContent.length > 100")
-    page.press("Escape")
-    page.until("at('drill').hidden")
-
-
-@browser
-@pytest.mark.slow
-def test_an_empty_directory_is_told_and_then_its_run_is_shown(tmp_path: Path, page: Page) -> None:
-    with serving(tmp_path) as server:
-        page.go(server.url)
-        page.until("!at('empty').hidden")
-        assert page.value("at('empty').textContent").startswith("Nothing was measured yet")
-        assert page.value("at('state').textContent") == "empty: no figures yet"
-        assert page.value("at('work').hidden && at('side').hidden")
-        growing(tmp_path, 8)
-        page.until("at('empty').hidden && !at('work').hidden && at('flow').textContent.includes('sandbox')")
-
-
-@browser
-@pytest.mark.slow
-def test_the_policy_holds_and_lost_news_are_told(tmp_path: Path) -> None:
-    with chromium.page() as page:
-        with serving(tmp_path) as server:
-            page.go(server.url)
-            page.until("told")
-            assert page.complaints == []
-            assert page.value("fetch('http://127.0.0.2:9/').then(() => 'went', () => 'refused')") == "refused"
-            assert page.value("(() => { try { document.body.innerHTML = '<p>'; } catch { return 'refused'; } })()")
-            assert len(page.complaints) >= 2
-        page.until("!at('lost').hidden && at('lost').textContent.startsWith('No news: ')")
-
-
-@browser
-@pytest.mark.slow
-def test_a_browser_is_gone_also_when_what_it_was_for_fails() -> None:
-    pages = []
-
-    def fail() -> None:
-        with chromium.page() as page:
-            pages.append(page)
-            assert len(page.processes()) >= 4
-            page.value("what is no JavaScript")
-
-    with pytest.raises(AssertionError, match="SyntaxError"):
-        fail()
-    assert pages[0].processes() == []
-
-
-@browser
-@pytest.mark.slow
-def test_a_photograph_is_a_picture_of_the_asked_size() -> None:
-    picture = photograph(ROOT / "finished", scheme="dark", width=900, height=600)
-    assert picture.startswith(b"\x89PNG")
-    assert struct.unpack(">II", picture[16:24]) == (900, 600)
+    assert json.loads(Source(ROOT / "finished", None, against).snapshot())["advice"]["fixes"] == []
+    assert asked.pop() == "rollout.concurrency"
+    snapshot, advice = show.look(ROOT / "finished")
+    judge = Judge(against)
+    assert [judge(snapshot, advice.fixes[0]) for _ in range(3)] == ["it is slower"] * 3
+    judge(snapshot, replace(advice.fixes[0], proposed=64))
+    assert len(asked) == 2
+    monkeypatch.setattr(web, "JUDGED_S", 0.0)
+    judge(snapshot, advice.fixes[0])
+    assert len(asked) == 3
 
 
 @pytest.mark.slow

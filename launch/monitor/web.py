@@ -1,12 +1,12 @@
 """`rocstar monitor RUN --web`: the one snapshot as a page for a browser on this host.
 
 Consumes    a run directory, through `show.look`; GET requests
-Produces    page.html with page.js in it, and beside it the snapshot with its advice as JSON, as `--json` prints it
+Produces    page.html with its scripts in it, and beside it the snapshot with its advice as JSON, as `--json` prints it
 Waits for   requests, until Ctrl-C
 Invariant   it listens on loopback, answers only GET of its own paths, and only who calls it by a loopback name (a page
             of another site that points its own name here is refused); no path names a file; the page may load nothing
             from elsewhere. However many pages look, the run is read at most once per EVERY_S, and one that is over
-            only when its files have changed
+            only when its files have changed; a fix is judged (launch/tune/check.py) once per JUDGED_S
 
 Any user of this host can look. From another host, through `ssh -L PORT:127.0.0.1:PORT`.
 """
@@ -20,6 +20,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,10 +28,13 @@ from typing import Any
 
 from launch.config import ConfigError
 from launch.monitor import show
+from launch.monitor.fixes import Fix
+from launch.monitor.snapshot import Snapshot
 from launch.reach import is_driven
 
-PAGE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "page.js"))
-EVERY_S = 0.9
+PAGE = Path(__file__).with_name("page.html")
+SCRIPTS = [Path(__file__).with_name(name) for name in ("draw.js", "views.js", "page.js")]
+EVERY_S, JUDGED_S = 0.9, 120.0
 IDLE_S = 10.0
 """a connection that asks nothing for so long is closed"""
 LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -44,11 +48,30 @@ HEADERS = {
 }
 
 
+Against = Callable[[Snapshot, Fix], str]
+"""what speaks against a fix, or \"\""""
+
+
+class Judge:
+    """Remembers what was said against a fix: to find it takes simulations."""
+
+    def __init__(self, against: Against) -> None:
+        self._against = against
+        self._said: dict[str, tuple[float, str]] = {}
+
+    def __call__(self, snapshot: Snapshot, fix: Fix) -> str:
+        key, now_s = f"{fix.dial} {fix.now} {fix.proposed}", time.monotonic()
+        self._said = {one: said for one, said in self._said.items() if now_s < said[0] + JUDGED_S}
+        if key not in self._said:
+            self._said[key] = (now_s, self._against(snapshot, fix))
+        return self._said[key][1]
+
+
 class Source:
     """The newest look at a run, shared by all who ask."""
 
-    def __init__(self, directory: Path, window_s: float | None) -> None:
-        self._directory, self._window_s = directory, window_s
+    def __init__(self, directory: Path, window_s: float | None, against: Against) -> None:
+        self._directory, self._window_s, self._judge = directory, window_s, Judge(against)
         self._lock = threading.Lock()
         self._looked_s = 0.0
         self._seen: tuple[Any, ...] = ()
@@ -64,7 +87,7 @@ class Source:
             if not self._told or time.monotonic() >= self._looked_s + EVERY_S:
                 seen = self._files()
                 if not self._told or seen != self._seen or is_driven(self._directory):
-                    self._told = show.as_json(*show.look(self._directory, self._window_s)).encode()
+                    self._told = show.as_json(*show.look(self._directory, self._window_s, self._judge)).encode()
                 self._looked_s, self._seen = time.monotonic(), seen
             return self._told
 
@@ -84,8 +107,8 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, directory: Path, port: int = 0, window_s: float | None = None) -> None:
-        self.source = Source(directory, window_s)
+    def __init__(self, directory: Path, port: int, window_s: float | None, against: Against) -> None:
+        self.source = Source(directory, window_s, against)
         self.page = page()
         self.policy = content_policy(self.page)
         super().__init__(("127.0.0.1", port), _Handler)
@@ -95,7 +118,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
 
-def serve(directory: Path, port: int = 0, window_s: float | None = None) -> None:
+def serve(directory: Path, port: int, window_s: float | None, against: Against) -> None:
     """Until Ctrl-C.
 
     Raises:
@@ -103,7 +126,7 @@ def serve(directory: Path, port: int = 0, window_s: float | None = None) -> None
     """
     show.facts_of(directory)
     try:
-        server = Server(directory, port, window_s)
+        server = Server(directory, port, window_s, against)
     except OSError as error:
         told = f"monitor: port {port} cannot be had ({error.strerror}); without --port a free one is taken"
         raise ConfigError(told) from None
@@ -114,7 +137,8 @@ def serve(directory: Path, port: int = 0, window_s: float | None = None) -> None
 
 def page() -> str:
     """One file, which needs no other."""
-    return PAGE.read_text(encoding="utf-8").replace("/* page.js */", SCRIPT.read_text(encoding="utf-8"))
+    scripts = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
+    return PAGE.read_text(encoding="utf-8").replace("/* scripts */", scripts)
 
 
 def content_policy(page: str) -> str:
