@@ -26,7 +26,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from launch import warden
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
+PROGRAM = shutil.which("chromium")
 PATIENCE_S = 20.0
 FLAGS = (
     "--headless",

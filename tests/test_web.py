@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -21,6 +22,9 @@ from launch.monitor import show, web
 from launch.monitor.fixes import Fix
 from launch.monitor.snapshot import Snapshot
 from launch.monitor.web import Judge, Server, Source, content_policy
+from launch.reach import note
+from tests.buffers import RUN, settings
+from tests.buffers import serving as serving_buffer
 from tests.recorded import ROOT
 from tests.served import grow, growing, live, nothing, serving
 
@@ -130,6 +134,21 @@ def test_however_many_look_a_run_is_read_once_in_a_while(tmp_path: Path, monkeyp
     before = source.snapshot()
     growing(tmp_path, 3)
     assert source.snapshot() is before
+
+
+async def test_of_a_live_run_the_buffer_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "BETWEEN_S", 0.01)
+    (tmp_path / "run.json").write_text(json.dumps({"run": RUN, "name": "r"}))
+    (tmp_path / "keys").mkdir()
+    async with serving_buffer(tmp_path, settings()) as peers:
+        note(tmp_path, peers.endpoint, guarded=False)
+        await peers.learner()
+        engine = await peers.engine("rollout-0")
+        await engine.lease(4, 0, 1.0)
+        with live(tmp_path), serving(tmp_path) as server:
+            told = json.loads((await asyncio.to_thread(ask, server, "/snapshot.json"))[1])
+    assert told["run"]["state"] == "running"
+    assert told["tickets"]["by_state"]["leased"] == 1
 
 
 def test_a_fix_that_something_speaks_against_is_not_given_and_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ function roles({roles, hosts}) {
 }
 
 function waits(one) {
-  const ticket = one.waits_for && `A ticket waits for ${one.waits_for}.`;
+  const ticket = one.waits_for && `Issuing waits for ${one.waits_for}.`;
   const batch = one.batch_waits_for && `${one.batch_waits_for[0].toUpperCase()}${one.batch_waits_for.slice(1)}.`;
   return [ticket, batch].filter(Boolean).map(words => soft(words));
 }
