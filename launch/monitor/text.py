@@ -83,7 +83,7 @@ def _plain(value: object) -> str:
 
 def _flow(snapshot: Snapshot, advice: Advice) -> Iterator[str]:
     rates = snapshot.rates
-    yield _rule(
+    yield rule(
         f"FLOW  {number(rates.groups_trained_per_min)} groups/min trained, "
         f"{number(rates.groups_decided_per_min)} decided; "
         f"{number(rates.tokens_generated_per_s, '.0f')} tokens/s generated"
@@ -105,14 +105,15 @@ def _stage(one: Capacity, limit: str, rate: float | None) -> str:
 
 def _roles(snapshot: Snapshot) -> Iterator[str]:
     hosts = "; ".join(f"{host.name}: {host.run_used:.1f} of {host.cores} cores" for host in snapshot.hosts)
-    yield _rule(f"ROLES  busy #  starved .  blocked x  sync =  down !   {hosts}")
+    yield rule(f"ROLES  busy #  starved .  blocked x  sync =  down !   {hosts}")
     for role in snapshot.roles[:MAX_ROLES]:
-        yield _role(role)
+        yield role_line(role)
     if len(snapshot.roles) > MAX_ROLES:
         yield f"and {len(snapshot.roles) - MAX_ROLES} more"
 
 
-def _role(role: Role) -> str:
+def role_line(role: Role) -> str:
+    """Its clock, its cores, what it waits for."""
     told = role.state if role.state != "alive" else f"waits for {role.waits_for}" if role.waits_for else ""
     return f"{role.name:12} {bar(role.shares):{2 * BAR}} {number(role.cores_used, '.2f'):>5} cores  {told}"
 
@@ -133,7 +134,7 @@ def _tickets(snapshot: Snapshot) -> Iterator[str]:
     if tickets is None:
         return
     states = " | ".join(f"{state} {count}" for state, count in tickets.by_state.items() if count)
-    yield _rule(f"TICKETS  {tickets.active} of {tickets.bound} = (S+1) P active: {states or 'none'}")
+    yield rule(f"TICKETS  {tickets.active} of {tickets.bound} = (S+1) P active: {states or 'none'}")
     waits = [f"a ticket waits for {tickets.waits_for}" if tickets.waits_for else "", tickets.batch_waits_for]
     if any(waits):
         yield "; ".join(part for part in waits if part)
@@ -143,7 +144,7 @@ def _ages(snapshot: Snapshot) -> Iterator[str]:
     stale = snapshot.staleness
     if stale is None:
         return
-    yield _rule(f"STALENESS  at training, in steps; bound S = {stale.max_staleness}, oldest ever {stale.max}")
+    yield rule(f"STALENESS  at training, in steps; bound S = {stale.max_staleness}, oldest ever {stale.max}")
     total = sum(stale.histogram.values())
     shown = "  |  ".join(
         f"{age} {'#' * max(1, round(BAR * count / total))} {count / total:.0%}"
@@ -162,7 +163,7 @@ def _useful(snapshot: Snapshot) -> Iterator[str]:
     if useful is None:
         return
     dropped = ", ".join(f"{reason} {share:.1%}" for reason, share in useful.dropped.items()) or "none"
-    yield _rule(f"USEFUL  {number(useful.kept, '.0%')} of {useful.groups} groups; dropped: {dropped}")
+    yield rule(f"USEFUL  {number(useful.kept, '.0%')} of {useful.groups} groups; dropped: {dropped}")
     rates = snapshot.rates
     yield (
         f"tokens/s generated {number(rates.tokens_generated_per_s, '.0f')}, trained "
@@ -175,7 +176,7 @@ def _learning(snapshot: Snapshot) -> Iterator[str]:
     learner, swap = snapshot.learner, snapshot.swap
     if learner is not None and learner.parts_s:
         parts = "  ".join(f"{name} {seconds:.2f}" for name, seconds in learner.parts_s.items())
-        yield _rule(f"LEARNER STEP  {sum(learner.parts_s.values()):.2f} s: {parts}")
+        yield rule(f"LEARNER STEP  {sum(learner.parts_s.values()):.2f} s: {parts}")
         shown = ("loss", "ratio_mean", "clipped_share", "capped_share", "ess", "entropy", "grad_norm", "lr")
         told = [f"{name} {learner.figures[name]:.3g}" for name in shown if name in learner.figures]
         if told:
@@ -192,7 +193,7 @@ def _trend(snapshot: Snapshot) -> Iterator[str]:
     series = [one for one in snapshot.trend if one.values]
     if not series:
         return
-    yield _rule("TREND  last half hour, by step")
+    yield rule("TREND  last half hour, by step")
     for one in series:
         yield (f"{one.name:8} {one.values[0]:8.3g} -> {one.values[-1]:<8.3g} {one.unit:8} {spark(one.values)}")
 
@@ -208,7 +209,7 @@ def spark(values: Sequence[float]) -> str:
 def _alerts(snapshot: Snapshot) -> Iterator[str]:
     shown = snapshot.alerts[:MAX_ALERTS]
     if shown:
-        yield _rule("ALERTS")
+        yield rule("ALERTS")
     for alert in shown:
         yield f"{alert.level.upper():5} {alert.text}"
     if len(snapshot.alerts) > MAX_ALERTS:
@@ -217,7 +218,8 @@ def _alerts(snapshot: Snapshot) -> Iterator[str]:
         yield f"DIAL  {dial.name} = {dial.value:g} from step {dial.step} on"
 
 
-def _rule(title: str) -> str:
+def rule(title: str) -> str:
+    """A part's first line."""
     return f"---- {title}"
 
 

@@ -1,0 +1,225 @@
+"""Single records behind the screen's figures: groups, calls, learner steps, versions.
+
+Consumes    RUN/buffer/index.sqlite and the segments, also while the run goes on; metrics/steps.jsonl
+Produces    the newest few of each, frozen
+Waits for   nothing but the disk
+Invariant   the index is only read; what its run has deleted or not recorded yet is None; every query ends after a few
+            rows, so that a long run is as quick to look at as a short one
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from buffer.codec import CodecError, decode
+from buffer.schema import Turn
+from buffer.segments import SegmentError, split
+from launch.monitor.readings import tail
+
+GROUPS = """
+SELECT g.group_id, g.problem_id, g.state, g.base_version, g.deadline_step, g.step, g.decided_step, g.drop_reason,
+    g.num_rollouts, g.issued_unix_s, g.decided_unix_s, json_array_length(g.kept),
+    (SELECT count(*) FROM rollouts r WHERE r.group_id = g.group_id AND r.state = 'finished'),
+    (SELECT count(*) FROM rollouts r WHERE r.group_id = g.group_id AND r.state = 'leased')
+FROM groups g
+"""
+OUTSTANDING = "WHERE g.kind = 'train' AND g.state IN ('waiting', 'leased', 'finished', 'taken') ORDER BY g.group_id"
+CLOSED = "WHERE g.kind = 'train' AND g.state IN ('released', 'dropped') ORDER BY g.group_id DESC LIMIT ?"
+CALLS = """
+SELECT received_unix_s, engine, group_id, rollout, turn, status, segment, offset_bytes, length_bytes FROM turns
+WHERE status <> '' ORDER BY segment DESC, offset_bytes DESC LIMIT ?
+"""
+
+
+class NoRecords(Exception):
+    """The run has no index, or none that can be read; says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """A group of training."""
+
+    group: int
+    problem: str
+    state: str
+    base: int
+    deadline: int
+    step: int | None
+    decided_step: int | None
+    drop_reason: str
+    num_rollouts: int
+    issued_unix_s: float
+    decided_unix_s: float | None
+    num_kept: int
+    num_finished: int
+    num_leased: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A turn that called the tool."""
+
+    unix_s: float
+    """when the turn was durable"""
+    engine: str
+    group: int
+    rollout: int
+    turn: int
+    status: str
+    queue_s: float | None
+    run_s: float | None
+    code: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ack:
+    """An engine has loaded a version."""
+
+    engine: str
+    version: int
+    unix_s: float
+    pause_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """A publication and who has loaded it."""
+
+    lineage: int
+    version: int
+    published_unix_s: float
+    acks: tuple[Ack, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What there is on record of a learner step; the last that computed it."""
+
+    step: int
+    taken_unix_s: float
+    num_groups: int | None
+    fetched_unix_s: float | None
+    trained_unix_s: float | None
+    published_unix_s: float | None
+    checkpoint_unix_s: float | None
+    acks: tuple[Ack, ...]
+    reward: float | None
+    age: float | None
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[sqlite3.Connection]:
+    """The index, to be read.
+
+    Raises:
+        NoRecords: there is none, or it cannot be read.
+    """
+    index = directory / "buffer" / "index.sqlite"
+    if not index.is_file():
+        raise NoRecords("nothing is recorded yet (no buffer/index.sqlite)")
+    try:
+        with closing(sqlite3.connect(f"{index.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            yield db
+    except sqlite3.Error as error:
+        raise NoRecords(f"{index} cannot be read: {error}") from error
+
+
+def groups(db: sqlite3.Connection, num_closed: int) -> tuple[list[Group], list[Group]]:
+    """All that are active, oldest first; the newest that are closed, newest first."""
+    active = [_group(row) for row in db.execute(GROUPS + OUTSTANDING)]
+    return active, [_group(row) for row in db.execute(GROUPS + CLOSED, (num_closed,))]
+
+
+def _group(row: Sequence[object]) -> Group:
+    names = ("group", "problem", "state", "base", "deadline", "step", "decided_step", "drop_reason", "num_rollouts")
+    names += ("issued_unix_s", "decided_unix_s", "num_kept", "num_finished", "num_leased")
+    return Group(**dict(zip(names, row, strict=True)))  # type: ignore[arg-type]
+
+
+def calls(db: sqlite3.Connection, directory: Path, count: int) -> list[Call]:
+    """The newest, newest first."""
+    out = []
+    for at_s, engine, group, rollout, turn, status, *place in db.execute(CALLS, (count,)):
+        held = payload(directory, *place)
+        told = Call(
+            unix_s=at_s,
+            engine=engine,
+            group=group,
+            rollout=rollout,
+            turn=turn,
+            status=status,
+            queue_s=held.tool_queue_s if held else None,
+            run_s=held.tool_run_s if held else None,
+            code=held.code if held else "",
+        )
+        out.append(told)
+    return out
+
+
+def payload(directory: Path, segment: int, offset: int, length: int) -> Turn | None:
+    """A turn's record; None where it was deleted, since no kept checkpoint needs it.
+
+    Raises:
+        NoRecords: its bytes are not what they were.
+    """
+    path = directory / "buffer" / "segments" / f"{segment:08d}.seg"
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            body, arrays = split(file.read(length), f"{path} at {offset}")
+            return decode(Turn, body, arrays)
+    except FileNotFoundError:
+        return None
+    except (SegmentError, CodecError) as error:
+        raise NoRecords(str(error)) from error
+
+
+def versions(db: sqlite3.Connection, count: int) -> list[Version]:
+    """The newest, newest first."""
+    rows = db.execute("SELECT lineage, version, unix_s FROM publications ORDER BY 1 DESC, 2 DESC LIMIT ?", (count,))
+    return [
+        Version(lineage=lineage, version=version, published_unix_s=at_s, acks=_acks(db, lineage, version))
+        for lineage, version, at_s in rows.fetchall()
+    ]
+
+
+def _acks(db: sqlite3.Connection, lineage: int, version: int) -> tuple[Ack, ...]:
+    rows = db.execute(
+        "SELECT name, version, unix_s, pause_s FROM acknowledgements WHERE lineage = ? AND version = ? ORDER BY name",
+        (lineage, version),
+    )
+    return tuple(Ack(engine=name, version=at, unix_s=unix_s, pause_s=pause_s) for name, at, unix_s, pause_s in rows)
+
+
+def steps(db: sqlite3.Connection, directory: Path, count: int) -> list[Step]:
+    """The newest, oldest first."""
+    told = {line["step"]: line for line in tail(directory / "metrics" / "steps.jsonl", None)}
+    rows = db.execute("SELECT step, taken_unix_s FROM batches ORDER BY step DESC LIMIT ?", (count,)).fetchall()
+    out = []
+    for step, taken_s in reversed(rows):
+        line = told.get(step, {})
+        end_s = line.get("time_s")
+        # the first lineage that published it: later ones published it again, after a restart
+        published = db.execute(
+            "SELECT lineage, unix_s FROM publications WHERE version = ? AND unix_s >= ? ORDER BY lineage LIMIT 1",
+            (step + 1, taken_s),
+        ).fetchone()
+        saved = db.execute("SELECT unix_s FROM checkpoints WHERE version = ?", (step + 1,)).fetchone()
+        record = Step(
+            step=step,
+            taken_unix_s=taken_s,
+            num_groups=line.get("groups"),
+            fetched_unix_s=None if end_s is None else end_s - line["train_s"],
+            trained_unix_s=end_s,
+            published_unix_s=published[1] if published else None,
+            checkpoint_unix_s=saved[0] if saved else None,
+            acks=_acks(db, published[0], step + 1) if published else (),
+            reward=line.get("reward_mean"),
+            age=line.get("age_mean"),
+        )
+        out.append(record)
+    return out
