@@ -118,11 +118,13 @@ def test_a_span_of_steps_tells_rate_and_age(tmp_path: Path) -> None:
 
 
 def test_the_cost_of_monitoring_is_what_was_added_in_the_window() -> None:
-    before = {("buffer", "a"): (10.0, 1.0)}
-    after = {("buffer", "a"): (30.0, 1.5), ("learner", "b"): (5.0, 0.25)}
+    clocked = monitoring.Clocked
+    before = {("buffer", "a"): clocked(10, 1.0, 0.1)}
+    after = {("buffer", "a"): clocked(30, 1.5, 0.2), ("learner", "b"): clocked(5, 0.25, 0.05)}
     told = monitoring.shares(before, after, run_s=100.0)
-    assert (told["monitoring_cpu_s"], told["share"], told["calls"]) == (0.75, 0.0075, 25)
-    assert told["cpu_s_by_role"] == {"buffer": 0.5, "learner": 0.25}
+    assert (told["monitoring_cpu_s"], told["share"], told["share_with_clocks"]) == (0.6, 0.006, 0.0075)
+    assert told["cpu_s_by_role"] == {"buffer": 0.4, "learner": 0.2}
+    assert told["calls_and_cpu_s_by_function"] == {"a": [20, 0.4], "b": [5, 0.2]}
 
 
 def test_clocks_are_put_on_functions_that_measure_and_nothing_is_counted_twice(tmp_path: Path) -> None:
@@ -138,6 +140,6 @@ def test_clocks_are_put_on_functions_that_measure_and_nothing_is_counted_twice(t
     }
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     told = monitoring.read(tmp_path)
-    calls = {name: calls for (_, name), (calls, _) in told.items()}
+    calls = {name: clocked.calls for (_, name), clocked in told.items()}
     assert calls == {"buffer.meters.Meters.observe": 50, "buffer.meters.Meters.snapshot": 1}
-    assert all(0 < spent_s < 0.1 for _, spent_s in told.values())
+    assert all(0 < clocked.own_s < clocked.spent_s < 0.1 for clocked in told.values())

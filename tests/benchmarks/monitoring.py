@@ -3,12 +3,12 @@
 `python -m tests.benchmarks.monitoring --json [--seconds 60] [--looks] [--set A=B]`
 
 Consumes    idle cores; the quickstart's recipe
-Produces    the share over a window that begins with the third batch, by function and by role; with --looks also what a
-            reader costs that asks once a second, in a process of its own
+Produces    the share over a window that begins with the third batch, by function and by role; as clocked, and less what
+            the clocks themselves cost; with --looks also what a reader costs that asks once a second
 Waits for   the third batch, then the window's end; the run is interrupted then
 Invariant   a CPU clock of the thread runs around every function that measures (injected/sitecustomize.py has their
-            names), in every process of a real run. Its own cost is in the figures: they are rather too high. Runs with
-            and without figures would differ by some percent among themselves, many times what is sought
+            names), in every process of a real run, and tells what it costs itself. Runs with and without figures
+            would differ by some percent among themselves, many times what is sought
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launch.monitor.show import as_json, look
 from tests.benchmarks.steps import PATIENCE_S, taken
@@ -28,8 +28,30 @@ from tests.benchmarks.training import FIRST_STEP
 from tests.chaos.victim import Victim
 
 INJECTED = Path(__file__).parent / "injected"
-Spent = Mapping[tuple[str, str], tuple[float, float]]
-"""(role, function) -> calls, CPU-seconds"""
+
+
+class Clocked(NamedTuple):
+    """Of one function in one role."""
+
+    calls: float = 0.0
+    spent_s: float = 0.0
+    """CPU-seconds as clocked"""
+    own_s: float = 0.0
+    """of them, what the clocks themselves cost"""
+
+    @property
+    def net_s(self) -> float:
+        return max(0.0, self.spent_s - self.own_s)
+
+    def __add__(self, other: Clocked) -> Clocked:  # type: ignore[override]
+        return Clocked(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def __sub__(self, other: Clocked) -> Clocked:
+        return Clocked(*(mine - its for mine, its in zip(self, other, strict=True)))
+
+
+Spent = Mapping[tuple[str, str], Clocked]
+"""by (role, function)"""
 
 
 def measure(scratch: Path, seconds: float, looks: bool, overrides: Sequence[str]) -> dict[str, Any]:
@@ -69,35 +91,34 @@ def measure(scratch: Path, seconds: float, looks: bool, overrides: Sequence[str]
 
 def read(directory: Path) -> Spent:
     """What all processes have told by now."""
-    total: dict[tuple[str, str], tuple[float, float]] = {}
+    total: dict[tuple[str, str], Clocked] = {}
     for path in directory.glob("*.json"):
         told = json.loads(path.read_text(encoding="utf-8"))
-        for name, (calls, spent_s) in told["spent"].items():
-            key = (told["role"], name)
-            known = total.get(key, (0.0, 0.0))
-            total[key] = (known[0] + calls, known[1] + spent_s)
+        clocked_s, nested_s = told["own_s"]
+        for name, (calls, spent_s, nested) in told["spent"].items():
+            key, own_s = (told["role"], name), calls * clocked_s + nested * nested_s
+            total[key] = total.get(key, Clocked()) + Clocked(calls, spent_s, own_s)
     return total
 
 
 def shares(before: Spent, after: Spent, run_s: float) -> dict[str, Any]:
     """Of the run's CPU-seconds."""
-    spent = {
-        key: tuple(now - old for now, old in zip(after[key], before.get(key, (0.0, 0.0)), strict=True)) for key in after
-    }
+    spent = {key: now - before.get(key, Clocked()) for key, now in after.items()}
 
-    def by(part: int) -> dict[str, float]:
-        names: Iterable[str] = sorted({key[part] for key in spent})
-        seconds = {name: sum(value[1] for key, value in spent.items() if key[part] == name) for name in names}
-        return {name: round(value, 3) for name, value in sorted(seconds.items(), key=lambda item: -item[1])}
+    def by(part: int, tell: Callable[[Clocked], Any]) -> dict[str, Any]:
+        sums: dict[str, Clocked] = {}
+        for key, value in spent.items():
+            sums[key[part]] = sums.get(key[part], Clocked()) + value
+        return {name: tell(value) for name, value in sorted(sums.items(), key=lambda item: -item[1].net_s)}
 
-    total_s = sum(value[1] for value in spent.values())
+    total = sum(spent.values(), Clocked())
     return {
         "run_cpu_s": round(run_s, 2),
-        "monitoring_cpu_s": round(total_s, 3),
-        "share": round(total_s / run_s, 5),
-        "cpu_s_by_role": by(0),
-        "cpu_s_by_function": by(1),
-        "calls": int(sum(value[0] for value in spent.values())),
+        "monitoring_cpu_s": round(total.net_s, 3),
+        "share": round(total.net_s / run_s, 5),
+        "share_with_clocks": round(total.spent_s / run_s, 5),
+        "cpu_s_by_role": by(0, lambda value: round(value.net_s, 4)),
+        "calls_and_cpu_s_by_function": by(1, lambda value: [int(value.calls), round(value.net_s, 4)]),
     }
 
 
