@@ -141,9 +141,7 @@ def _work(snapshot: Snapshot) -> Recorded | None:
     setting = _setting(snapshot)
     work = _groups(snapshot, setting, generated / rollouts, (rates.calls_per_s or 0.0) / rollouts, useful.kept)
     longest = max(turn.context_tokens for group in work for one in group.rollouts for turn in one.turns)
-    cores = {kind: sum(r.cores_used or 0.0 for r in snapshot.roles if r.role == kind) for kind in _KINDS}
     per_step_s = 60.0 * setting.groups_per_step / trained
-    calls = rates.calls_per_s or 0.0
     return Recorded(
         setting=setting,
         roc=RocSettings(mode=snapshot.settings.get("roc.mode", "paper"), min_per_side=1),
@@ -157,10 +155,10 @@ def _work(snapshot: Snapshot) -> Recorded | None:
         ),
         groups_per_min=trained,
         mean_age=(snapshot.staleness.mean or 0.0) if snapshot.staleness is not None else 0.0,
-        token_cpu_s=cores["rollout"] / generated,
-        call_cpu_s=cores["sandbox"] / calls if calls else 0.0,
-        store_token_cpu_s=(cores["buffer"] + cores["filter"]) / generated,
-        step_cpu_s=cores["learner"] * per_step_s / setting.ranks,
+        token_cpu_s=_cores(snapshot, "rollout") / generated,
+        call_cpu_s=_cores(snapshot, "sandbox") / rates.calls_per_s if rates.calls_per_s else 0.0,
+        store_token_cpu_s=_cores(snapshot, "buffer", "filter") / generated,
+        step_cpu_s=_cores(snapshot, "learner") * per_step_s / setting.ranks,
         engine_threads=1,
         rollout_rest_s=0.0,
         decide_s=0.0,
@@ -172,7 +170,8 @@ def _work(snapshot: Snapshot) -> Recorded | None:
     )
 
 
-_KINDS = ("rollout", "sandbox", "buffer", "filter", "learner")
+def _cores(snapshot: Snapshot, *kinds: str) -> float:
+    return sum(role.cores_used or 0.0 for role in snapshot.roles if role.role in kinds)
 
 
 def _machines(snapshot: Snapshot) -> tuple[Machine, ...]:
