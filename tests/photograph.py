@@ -26,7 +26,7 @@ def photograph(
             shown.scheme(scheme)
             shown.size(width, height or 800, scale)
             shown.go(f"{server.url}#{view}")
-            shown.until("told && at('lost').hidden")
+            shown.until("told && at('lost').hidden && (records || !(at('drill').dataset.view in RECORDED))")
             if not height:
                 shown.size(width, shown.value("Math.ceil(document.documentElement.scrollHeight)"), scale)
             return shown.photograph()

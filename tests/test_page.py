@@ -13,6 +13,7 @@ from tests import chromium
 from tests.chromium import Page
 from tests.photograph import photograph
 from tests.recorded import ROOT
+from tests.run_writer import write_run
 from tests.served import grow, growing, live, serving
 
 pytestmark = [
@@ -61,14 +62,17 @@ def test_the_charts_move_while_a_run_goes_on_and_its_end_is_told(tmp_path: Path,
         assert page.value("at('verdict').textContent").startswith("ended: a signal came")
 
 
-def test_drill_downs_open_on_a_click_and_by_key(page: Page) -> None:
-    with serving(ROOT / "finished") as server:
+def test_drill_downs_open_on_a_click_and_by_key(tmp_path: Path, page: Page) -> None:
+    write_run(tmp_path)
+    growing(tmp_path, 8)
+    with serving(tmp_path) as server:
         page.size(1300, 900)
         page.go(server.url)
         page.until("at('flow').childElementCount")
         assert page.value("at('drill').hidden")
         page.click("#flow tr[data-view=sandbox]")
         page.until("!at('drill').hidden && at('view').textContent.includes('a call runs')")
+        page.until("document.querySelectorAll('#records tbody tr').length === 20")
         page.click("#views [data-view=weights]")
         page.until("at('view').textContent.includes('version 7 is published')")
         assert page.value("location.hash") == "#weights"
@@ -76,9 +80,24 @@ def test_drill_downs_open_on_a_click_and_by_key(page: Page) -> None:
         page.until("at('drill').hidden && !location.hash")
         for number, view in enumerate(page.value("Object.keys(VIEWS)"), 1):
             page.press(str(number))
-            page.until(f"at('drill').dataset.view === '{view}' && at('view').textContent.length > 100")
+            page.until(f"at('drill').dataset.view === '{view}' && at('drill').textContent.length > 150")
         page.press("Escape")
         page.until("at('drill').hidden")
+
+
+def test_a_trajectory_opens_from_its_group_and_leads_to_the_next(tmp_path: Path, page: Page) -> None:
+    write_run(tmp_path)
+    growing(tmp_path, 8)
+    with serving(tmp_path) as server:
+        page.size(1300, 900)
+        page.go(f"{server.url}#groups")
+        page.until("document.querySelector('[data-group=\"1\"]')")
+        page.click('[data-group="1"]')
+        page.until("at('records').textContent.includes('group 1, rollout 0 of 4')")
+        page.click("[data-move=next]")
+        page.until("at('records').textContent.includes('group 1, rollout 1 of 4')")
+        page.click("[data-move='previous group']")
+        page.until("at('records').textContent.includes('group 0, rollout 0 of 4')")
 
 
 def test_an_empty_directory_is_told_and_then_its_run_is_shown(tmp_path: Path, page: Page) -> None:

@@ -82,7 +82,14 @@ def test_loopback_names_at_any_port_are_answered_as_a_forwarded_port_needs(finis
 def test_there_are_no_other_paths(finished: Server, path: str) -> None:
     answer, body = ask(finished, path)
     assert answer.status == 404
-    assert body.startswith(b"there are / and ")
+    assert body.startswith(b"there are /, /snapshot.json and ")
+
+
+def test_records_are_told_and_only_what_a_page_asks(finished: Server) -> None:
+    answer, body = ask(finished, "/records.json?view=groups")
+    assert (answer.status, json.loads(body)) == (200, {"none": "nothing is recorded yet (no buffer/index.sqlite)"})
+    answer, body = ask(finished, "/records.json?view=passwords")
+    assert (answer.status, body[:12]) == (400, b"view is one ")
 
 
 def test_what_it_serves_is_installed_with_it() -> None:

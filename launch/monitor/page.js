@@ -154,34 +154,54 @@ function show() {
 }
 
 // ---- drill-downs
-function open(view) { // the one that is open already, or none: closes
-  const now = view in VIEWS && view !== at("drill").dataset.view ? view : "";
+let records = null, which = ""; // of the open view: what is recorded, and of which one
+
+function open(view, asked = "") { // the one that is open already, or none: closes
+  const now = view in VIEWS && (asked || view !== at("drill").dataset.view) ? view : "";
+  records = null;
+  which = asked;
   at("drill").dataset.view = now;
   at("drill").hidden = !now;
   for (const button of at("views").children) button.setAttribute("aria-expanded", button.dataset.view === now);
   history.replaceState(null, "", now ? `#${now}` : location.pathname);
-  if (told) drill();
+  if (told) news().catch(lost);
 }
 
 function drill() {
   const view = at("drill").dataset.view;
   if (!view) return;
-  const parts = VIEWS[view](told);
-  draw("view", [view, told], () => parts.length ? parts : [soft("nothing was measured yet")]);
+  draw("view", [view, told], () => VIEWS[view](told));
+  draw("records", [view, records], () =>
+    records?.none ? [soft(records.none)] : records ? RECORDED[view](records) : []);
 }
 
 // ---- asking
+async function get(address) {
+  const answer = await fetch(address), found = await answer.json();
+  if (found.error) throw new Error(found.error);
+  return found;
+}
+
+async function news() {
+  const view = at("drill").dataset.view;
+  told = await get("snapshot.json");
+  show();
+  at("lost").hidden = true;
+  if (!(view in RECORDED)) return;
+  const found = await get(`records.json?view=${view}${which}`);
+  if (view !== at("drill").dataset.view) return;
+  if ("group" in found) which = `&group=${found.group}&rollout=${found.rollout}`;
+  records = found;
+  drill();
+}
+
+function lost(error) {
+  at("lost").textContent = `No news: ${error.message}. What is shown is as it was; the page goes on asking.`;
+  at("lost").hidden = false;
+}
+
 async function ask() {
-  try {
-    const answer = await fetch("snapshot.json"), news = await answer.json();
-    if (news.error) throw new Error(news.error);
-    told = news;
-    show();
-    at("lost").hidden = true;
-  } catch (error) {
-    at("lost").textContent = `No news: ${error.message}. What is shown is as it was; the page goes on asking.`;
-    at("lost").hidden = false;
-  }
+  await news().catch(lost);
   if (document.hidden) document.addEventListener("visibilitychange", ask, {once: true});
   else setTimeout(ask, 1000);
 }
@@ -189,8 +209,10 @@ async function ask() {
 Object.keys(VIEWS).forEach((view, index) => at("views").append(make("button",
   {"data-view": view, "aria-expanded": false, "aria-controls": "drill", title: `key ${index + 1}`}, view)));
 document.addEventListener("click", event => {
-  const view = event.target.closest("button[data-view], tr[data-view]")?.dataset.view;
+  const {view, group, rollout, move} = event.target.closest("button, tr")?.dataset ?? {};
   if (view) open(view);
+  if (group) open("trajectory", `&group=${group}&rollout=${rollout ?? 0}`);
+  if (move) open("trajectory", `${which}&move=${move}`);
 });
 at("close").addEventListener("click", () => open(""));
 document.addEventListener("keydown", event => {

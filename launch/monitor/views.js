@@ -110,5 +110,6 @@ const VIEWS = {
   groups: told => told.tickets ? groups(told.tickets, told.store) : [],
   learner: told => told.learner ? step(told.learner) : [],
   weights: told => told.swap ? weights(told.swap, told.engines, told.run) : [],
+  trajectory: () => [],
   settings: told => settings(told.settings, told.dials),
 };

@@ -1,7 +1,8 @@
 """`rocstar monitor RUN --web`: the one snapshot as a page for a browser on this host.
 
 Consumes    a run directory, through `show.look`; GET requests
-Produces    page.html with its scripts in it, and beside it the snapshot with its advice as JSON, as `--json` prints it
+Produces    page.html with its scripts in it; as JSON the snapshot with its advice, as `--json` prints it, and records
+            for the drill-downs
 Waits for   requests, until Ctrl-C
 Invariant   it listens on loopback, answers only GET of its own paths, and only who calls it by a loopback name (a page
             of another site that points its own name here is refused); no path names a file; the page may load nothing
@@ -30,10 +31,11 @@ from launch.config import ConfigError
 from launch.monitor import show
 from launch.monitor.fixes import Fix
 from launch.monitor.snapshot import Snapshot
+from launch.monitor.web_records import NotUnderstood, details
 from launch.reach import is_driven
 
 PAGE = Path(__file__).with_name("page.html")
-SCRIPTS = [Path(__file__).with_name(name) for name in ("draw.js", "views.js", "page.js")]
+SCRIPTS = [Path(__file__).with_name(name) for name in ("draw.js", "views.js", "recorded.js", "page.js")]
 EVERY_S, JUDGED_S = 0.9, 120.0
 IDLE_S = 10.0
 """a connection that asks nothing for so long is closed"""
@@ -108,6 +110,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, directory: Path, port: int, window_s: float | None, against: Against) -> None:
+        self.directory = directory
         self.source = Source(directory, window_s, against)
         self.page = page()
         self.policy = content_policy(self.page)
@@ -169,13 +172,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/":
             self._answer(HTTPStatus.OK, HTML, self.server.page.encode())
         elif self.path == "/snapshot.json":
-            self._told()
+            self._tell(self.server.source.snapshot)
+        elif self.path.startswith("/records.json?"):
+            query = self.path.partition("?")[2]
+            self._tell(lambda: json.dumps(details(self.server.directory, query)).encode())
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there are / and /snapshot.json")
+            self._refuse(HTTPStatus.NOT_FOUND, "there are /, /snapshot.json and /records.json?view=NAME")
 
-    def _told(self) -> None:
+    def _tell(self, what: Callable[[], bytes]) -> None:
+        """As JSON; what keeps it from being told, too."""
         try:
-            told, status = self.server.source.snapshot(), HTTPStatus.OK
+            told, status = what(), HTTPStatus.OK
+        except NotUnderstood as error:
+            return self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except (ConfigError, OSError, ValueError) as error:
             told, status = json.dumps({"error": str(error)}).encode(), HTTPStatus.SERVICE_UNAVAILABLE
         self._answer(status, JSON, told)
