@@ -6,7 +6,8 @@ measure     readings -> snapshot, pure
 advisor     snapshot -> capacities, verdict, at most three fixes, pure
 text        snapshot and advice -> lines for a terminal
 show        `rocstar monitor`
-web         `rocstar monitor --web`: page.html and the snapshot, on loopback
+web         `rocstar monitor --web`: the page and the snapshot, on loopback
+web_records the single records that drill-downs ask for
 trace       `rocstar trace`: what the run recorded, as one time line
 metrics     the names of all figures, for Prometheus and people
 """
