@@ -102,24 +102,31 @@ def status(directory: RunDirectory) -> None:
 
 @app.command()
 def monitor(
-    directory: RunDirectory,
+    run: Annotated[str, typer.Argument(help="Directory of a run, or http://HOST:PORT of its --web.", metavar="RUN")],
     once: Annotated[bool, typer.Option("--once", help="Print the screen once, as plain text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the snapshot and its advice as JSON.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Serve it to a browser on this host, until Ctrl-C.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of --web; 0: a free one.")] = 0,
     window_s: Annotated[float | None, typer.Option("--window", min=1, help="Seconds that rates are over.")] = None,
 ) -> None:
-    """What limits a run and what to turn; live, finished or interrupted."""
-    if not (once or as_json or web):
-        raise ConfigError("monitor: say --once, --json or --web")
-    from launch.monitor import show, text
-    from launch.monitor.web import serve
+    """What limits a run and what to turn; live, finished or interrupted. In a terminal: ? explains, q quits."""
+    if not (once or as_json or web or sys.stdout.isatty()):
+        raise ConfigError("monitor: standard output is no terminal; say --once, --json or --web")
+    from launch.monitor import show, sources, text
     from launch.tune.check import contradicted
 
     if web:
-        return serve(directory, port, window_s, contradicted)
-    snapshot, advice = show.look(directory, window_s, contradicted)
-    typer.echo(show.as_json(snapshot, advice) if as_json else "\n".join(text.screen(snapshot, advice)))
+        from launch.monitor.web import serve
+
+        return serve(Path(run), port, window_s, contradicted)
+    source = sources.source_of(run, window_s, contradicted)
+    if once or as_json:
+        told = source.snapshot().decode()
+        return typer.echo(told if as_json else "\n".join(text.screen(*show.read_json(told))))
+    from launch.monitor import app as screen
+    from launch.monitor.desk import Desk
+
+    screen.show(Desk(source))
 
 
 @app.command()

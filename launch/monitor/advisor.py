@@ -21,7 +21,7 @@ from typing import Any
 from launch.monitor import capacities as stages
 from launch.monitor.capacities import Capacity, capacities, mean_of
 from launch.monitor.fixes import Fix, fixes
-from launch.monitor.snapshot import Snapshot
+from launch.monitor.snapshot import Snapshot, read_record
 
 BALANCED, UNCLEAR = "balanced", "unclear"
 FULL = 0.85
@@ -191,3 +191,8 @@ def _verdict(snapshot: Snapshot, limit: Capacity, ranked: list[Capacity]) -> str
         following = min(later, key=lambda one: one.groups_per_min or 0.0)
         words += f"; next: {following.stage} at {_cap(following)}"
     return words
+
+
+def from_json(plain: Mapping[str, Any]) -> Advice:
+    """The advice that was written."""
+    return read_record(Advice, plain)

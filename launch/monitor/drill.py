@@ -113,7 +113,8 @@ def groups(snapshot: Snapshot, told: tuple[Sequence[Group], Sequence[Group]] | N
             f"means: active {number(tickets.active_mean)}, not leased yet {number(tickets.waiting_mean)}, finished and "
             f"not taken {number(tickets.finished_mean)}"
         )
-        yield from (line for line in (tickets.waits_for, tickets.batch_waits_for) if line)
+        waits = (f"issuing waits for {tickets.waits_for}" if tickets.waits_for else "", tickets.batch_waits_for)
+        yield from (line for line in waits if line)
         yield ""
     if told is None:
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from buffer.codec import CodecError, decode
@@ -41,7 +41,7 @@ class NoRecords(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A group of training."""
+    """A group of training; its fields are the columns of GROUPS."""
 
     group: int
     problem: str
@@ -135,9 +135,7 @@ def groups(db: sqlite3.Connection, num_closed: int) -> tuple[list[Group], list[G
 
 
 def _group(row: Sequence[object]) -> Group:
-    names = ("group", "problem", "state", "base", "deadline", "step", "decided_step", "drop_reason", "num_rollouts")
-    names += ("issued_unix_s", "decided_unix_s", "num_kept", "num_finished", "num_leased")
-    return Group(**dict(zip(names, row, strict=True)))  # type: ignore[arg-type]
+    return Group(**dict(zip((field.name for field in fields(Group)), row, strict=True)))  # type: ignore[arg-type]
 
 
 def calls(db: sqlite3.Connection, directory: Path, count: int) -> list[Call]:

@@ -24,7 +24,7 @@ from launch.monitor.advisor import Advice, advise
 from launch.monitor.fixes import Fix
 from launch.monitor.measure import WINDOW_S, Facts, measure
 from launch.monitor.readings import History, from_status, read_directory
-from launch.monitor.snapshot import Snapshot, to_json
+from launch.monitor.snapshot import Snapshot, from_json, to_json
 from launch.reach import buffer_client, is_driven
 from launch.tree import Recipe
 
@@ -56,6 +56,16 @@ def look(
 def as_json(snapshot: Snapshot, advice: Advice) -> str:
     """One object: the snapshot's fields, and `advice`."""
     return json.dumps(to_json(snapshot) | {"advice": advisor.to_json(advice)}, indent=1)
+
+
+def read_json(told: bytes | str) -> tuple[Snapshot, Advice]:
+    """What `as_json` wrote.
+
+    Raises:
+        ValueError: it is none, or of another schema.
+    """
+    plain = json.loads(told)
+    return from_json(plain), advisor.from_json(plain["advice"])
 
 
 def facts_of(directory: Path) -> Facts:

@@ -225,10 +225,11 @@ def from_json(plain: Mapping[str, Any]) -> Snapshot:
     """
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"schema {plain.get('schema')} of the snapshot is not {SCHEMA}: use the release that wrote it")
-    return _record(Snapshot, plain)
+    return read_record(Snapshot, plain)
 
 
-def _record(kind: type[_T], plain: Mapping[str, Any]) -> _T:
+def read_record(kind: type[_T], plain: Mapping[str, Any]) -> _T:
+    """A frozen dataclass from its plain fields; what else there is, is passed over."""
     hints = get_type_hints(kind)
     return kind(**{field.name: _value(hints[field.name], plain[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
 
@@ -239,5 +240,5 @@ def _value(kind: Any, plain: Any) -> Any:
     if get_origin(kind) is tuple:
         return tuple(_value(get_args(kind)[0], item) for item in plain)
     if isinstance(kind, type) and is_dataclass(kind):
-        return _record(kind, plain)
+        return read_record(kind, plain)
     return plain
