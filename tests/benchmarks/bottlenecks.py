@@ -39,6 +39,13 @@ BASE = (
     "run.steps=1000",
 )
 """Steps of a second or two, of a policy that stays as it is."""
+SLOW_LEARNER = (
+    "roc.mode=off",  # everything that is generated is trained
+    "groups.group_size=8",
+    "learner.micro_batch_tokens=1",  # each trajectory in a pass of its own
+    "learner.activation_checkpointing=true",
+    "loss.correction=decoupled",  # a pass more
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +64,8 @@ CASES = (
         name="sandbox",
         expected=stages.SANDBOX,
         strengths=(
-            ("sandbox.workers=1", given(computing(0.15))),
-            ("sandbox.workers=1", given(computing(0.6))),
+            ("sandbox.workers=1", given(computing(0.25))),
+            ("sandbox.workers=1", given(computing(0.8))),
         ),
     ),
     Case(name="slots", expected=stages.SLOTS, strengths=(("rollout.concurrency=4",), ("rollout.concurrency=2",))),
@@ -67,8 +74,8 @@ CASES = (
         name="learner",
         expected=stages.LEARNER,
         strengths=(
-            ("roc.mode=off", "learner.micro_batch_tokens=1"),
-            ("roc.mode=off", "learner.micro_batch_tokens=1", "loss.correction=decoupled", "learner.checkpoint_every=1"),
+            SLOW_LEARNER,
+            (*SLOW_LEARNER, "learner.zero_stage=3"),
         ),
     ),
     Case(
