@@ -200,6 +200,22 @@ def test_a_named_stage_has_the_least_capacity_of_those_that_work(snapshot: Snaps
         assert known[advice.limit].groups_per_min == min(working, key=float)
 
 
+def test_cores_that_the_sandbox_uses_up_are_not_for_more_tickets_to_fill() -> None:
+    """As a run with as many busy workers as cores told: sandbox 95% and cores 99% in use, all tickets active."""
+    sandbox = snapshots.slow_sandbox(1).sandbox
+    assert sandbox is not None
+    hosts = (Host(name="node", cores=2, run_used=1.9, used=1.978),)
+    told = exhausted(
+        run(sandbox=replace(sandbox, backlog=0.947), hosts=hosts, engines=(engine(points=snapshots.RISING),))
+    )
+    hungry = with_role(with_role(told, role("sandbox-0", {}, cores=1.6)), role("rollout-0", clock(busy=0.9), cores=0.2))
+    assert advise(hungry).limit == BALANCED
+    engines = with_role(
+        with_role(told, role("sandbox-0", {}, cores=0.2)), role("rollout-0", clock(busy=0.9), cores=1.6)
+    )
+    assert advise(engines).limit == "tickets"
+
+
 def test_cores_that_others_use_are_named_first() -> None:
     hosts = (Host(name="node", cores=4, run_used=1.5, used=3.9),)
     fix = advise(replace(snapshots.full_cores(1), hosts=hosts)).fixes[0]

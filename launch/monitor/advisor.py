@@ -8,8 +8,8 @@ Invariant   a limit is named only when what comes before it is held up and what 
             without a limit
 
 The stage with the least capacity limits. Engine slots, KV cache and tickets have no work of their own to be busy with:
-they limit when they are used up while no stage is used to the full, or none but the cores and engines would make more
-of those with more to do at once.
+they limit when they are used up while no stage is used to the full, or none but the cores, most of which engines use
+that would make more of them with more to do at once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ USED_UP = 0.5
 SWAP_LEADS = 0.4
 """use of the swap from which it, not the tickets, is named while engines and learner take turns"""
 NEAR = 1.1
+MOST = 0.5
+"""of the cores that the run uses"""
 WAITS = 0.05
 """share of the time from which a role counts as waiting"""
 MIN_STEPS = 2
@@ -145,8 +147,10 @@ def _used_up(known: Mapping[str, Capacity], share: float) -> Capacity | None:
 
 
 def _rises(snapshot: Snapshot) -> bool:
-    """Engines would make more tokens of the same cores, had they more to do at once."""
-    return bool(snapshot.engines) and all(engine.rising for engine in snapshot.engines)
+    """Engines, which use most of the cores, would make more tokens of them, had they more to do at once."""
+    used = sum(role.cores_used or 0.0 for role in snapshot.roles)
+    theirs = sum(role.cores_used or 0.0 for role in snapshot.roles if role.role == "rollout")
+    return bool(snapshot.engines) and all(engine.rising for engine in snapshot.engines) and theirs >= MOST * used
 
 
 def _rival(limit: Capacity, ranked: list[Capacity]) -> Capacity | None:
