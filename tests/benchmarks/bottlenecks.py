@@ -69,7 +69,14 @@ CASES = (
         ),
     ),
     Case(name="slots", expected=stages.SLOTS, strengths=(("rollout.concurrency=4",), ("rollout.concurrency=2",))),
-    Case(name="kv", expected=stages.KV, strengths=(("rollout.kv_cache_mib=2",), ("rollout.kv_cache_mib=1",))),
+    Case(
+        name="kv",
+        expected=stages.KV,
+        strengths=(
+            ("staleness.max_staleness=3", "rollout.kv_cache_mib=2"),
+            ("staleness.max_staleness=3", "rollout.kv_cache_mib=1"),
+        ),
+    ),
     Case(
         name="learner",
         expected=stages.LEARNER,
