@@ -17,7 +17,7 @@ import pytest
 from launch.config import parse
 from tests.benchmarks import asynchrony, bottlenecks, live_staleness, monitoring
 from tests.benchmarks.steps import span
-from tests.benchmarks.waits import Pareto, bound, computing, given, sleeping
+from tests.benchmarks.waits import Pareto, allowed_by_staleness, bound, computing, given, sleeping
 from tests.run_writer import write_run
 
 LEAST = {"model": {"path": "m"}, "problems": {"families": [{"name": "products"}]}}
@@ -58,6 +58,11 @@ def test_the_bound_is_the_slowest_stage_or_the_cores() -> None:
     assert bound({"learner": 30.0}, cpu_s_per_group=3.0, num_cores=2).limited_by == "learner"
 
 
+def test_what_s_allows_is_that_the_slowest_group_of_each_version_is_in_time() -> None:
+    assert allowed_by_staleness(0, 8, slowest_group_s=7.0, renewal_s=1.0) == 60.0
+    assert allowed_by_staleness(2, 8, slowest_group_s=7.0, renewal_s=1.0) == 180.0
+
+
 def test_the_report_compares_what_was_asked() -> None:
     runs = [
         {"staleness": 0, "groups_per_min": 50.0, "share_of_bound": 0.5},
@@ -69,7 +74,12 @@ def test_the_report_compares_what_was_asked() -> None:
 
 
 def test_the_curve_is_drawn_from_reports_kept_in_several_files(tmp_path: Path) -> None:
-    run = {"groups_per_min": 50.0, "bound_groups_per_min": 80.0, "age_mean": 0.5}
+    run = {
+        "groups_per_min": 50.0,
+        "bound_groups_per_min": 80.0,
+        "age_mean": 0.5,
+        "allowed_by_staleness_groups_per_min": 70.0,
+    }
     (tmp_path / "a.json").write_text(json.dumps({"report": {"runs": [run | {"staleness": 2}]}}))
     (tmp_path / "b.json").write_text(json.dumps({"runs": [run | {"staleness": 0}]}))
     asynchrony.draw([tmp_path / "a.json", tmp_path / "b.json"], tmp_path / "out" / "curve.png")
@@ -102,6 +112,8 @@ def test_a_span_of_steps_tells_rate_and_age(tmp_path: Path) -> None:
             db.execute("UPDATE batches SET taken_unix_s = ? WHERE step = ?", (10.0 * step, step))
         db.execute("UPDATE groups SET decided_unix_s = 5.0 WHERE group_id IN (1, 2)")
         db.execute("UPDATE rollouts SET finished_unix_s = 4.0, tool_s = 0.5 WHERE group_id = 1")
+        db.execute("UPDATE groups SET issued_unix_s = 1.0, scored_unix_s = 7.5 WHERE group_id = 1")
+        db.execute("UPDATE acknowledgements SET unix_s = 10.0 * version - 3.0")
         ages = [
             (step - version, count)
             for step, runs in db.execute(
@@ -115,6 +127,7 @@ def test_a_span_of_steps_tells_rate_and_age(tmp_path: Path) -> None:
     assert told["age_mean"] == pytest.approx(sum(a * n for a, n in ages) / sum(n for _, n in ages), abs=1e-3)
     assert told["calls_per_rollout"] == 1.0
     assert told["tool_s_per_call"] == 0.5
+    assert (told["slowest_group_s"], told["renewal_s"]) == (6.5, 7.0)
 
 
 def test_the_cost_of_monitoring_is_what_was_added_in_the_window() -> None:

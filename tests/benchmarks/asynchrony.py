@@ -5,7 +5,7 @@
 
 Consumes    idle cores; the quickstart's recipe, whose calls each wait a Pareto time first (waits.py)
 Produces    per S: groups trained per minute, the bound max(slowest stage, CPU-seconds / cores), the share of it that
-            was reached, ages; the ratio S = 2 / S = 0
+            was reached, what S itself allows (waits.allowed_by_staleness), ages; the ratio S = 2 / S = 0
 Waits for   steps; each run is interrupted when it has trained its steps
 Invariant   every S does the same work: as many steps are measured, from the step S + 3 on, and the learner, which
             computes what it does in the quickstart, takes steps so small (LEARNING_RATE) that the policy stays as it is
@@ -31,7 +31,7 @@ from launch.monitor.show import look
 from launch.monitor.snapshot import Snapshot
 from tests.benchmarks.steps import PATIENCE_S, span, taken
 from tests.benchmarks.training import BUSY
-from tests.benchmarks.waits import WALL_S, Pareto, bound, given
+from tests.benchmarks.waits import WALL_S, Pareto, allowed_by_staleness, bound, given
 from tests.chaos.victim import Victim
 
 STALENESS = (0, 1, 2, 4, 8)
@@ -74,8 +74,18 @@ def measure(directory: Path, staleness: int, steps: int, overrides: Sequence[str
         "cpu_s": spent,
         "whole_machine_busy_s": round(busy_s, 1),
         "verdict": advice.verdict,
+        "allowed_by_staleness_groups_per_min": allowed(found, snapshot),
         **reached(found["groups_per_min"], capacities(snapshot, advice), sum(spent.values()) / found["groups_trained"]),
     }
+
+
+def allowed(found: Mapping[str, Any], snapshot: Snapshot) -> float | None:
+    """What S allows with groups as slow as these."""
+    if found["slowest_group_s"] is None or found["renewal_s"] is None:
+        return None
+    groups = int(snapshot.settings["groups.groups_per_step"])
+    most = int(snapshot.settings["staleness.max_staleness"])
+    return round(allowed_by_staleness(most, groups, found["slowest_group_s"], found["renewal_s"]), 2)
 
 
 def capacities(snapshot: Snapshot, advice: Advice) -> dict[str, float]:
@@ -129,14 +139,17 @@ def draw(reports: Sequence[Path], out: Path) -> None:
     panels[0].plot(at, [run["groups_per_min"] for run in runs], "o-", color="#1f5fa8", linewidth=2.2, label="trained")
     bounds = [run["bound_groups_per_min"] for run in runs]
     panels[0].plot(at, bounds, "--", color="#c8551b", label=f"bound: max(slowest stage, {CORES})")
+    by_s = [run["allowed_by_staleness_groups_per_min"] for run in runs]
+    panels[0].plot(at, by_s, ":", color="#777777", label="what S allows: (S + 1) P / slowest group")
+    panels[0].set_ylim(0, 1.25 * max(bounds))
     panels[0].set_title("groups per minute", fontsize=10)
     panels[0].legend(fontsize=8, frameon=False, loc="lower right")
     panels[1].plot(at, [run["age_mean"] for run in runs], "o-", color="#2f8f5b", linewidth=2.2)
+    panels[1].set_ylim(bottom=0)
     panels[1].set_title("mean age of trained tokens, steps", fontsize=10)
     for panel in panels:
         panel.set_xlabel("max_staleness", fontsize=9)
         panel.set_xticks(at)
-        panel.set_ylim(bottom=0)
         panel.tick_params(labelsize=8)
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)

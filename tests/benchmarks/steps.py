@@ -70,7 +70,7 @@ def span(directory: Path, first: int, last: int) -> dict[str, Any]:
             " AND finished_unix_s BETWEEN ? AND ?",
             (begin_s, end_s),
         ).fetchone()
-        age = _age(db, first, last)
+        age, slowest_s, renewal_s = _age(db, first, last), _slowest_s(db, first, last), _renewal_s(db, first, last)
     seconds = end_s - begin_s
     return {
         "first_step": first,
@@ -84,6 +84,8 @@ def span(directory: Path, first: int, last: int) -> dict[str, Any]:
         "rollouts_per_s": round(rollouts / seconds, 1),
         "calls_per_rollout": round(calls / rollouts, 3) if rollouts else None,
         "tool_s_per_call": round(tool_s / calls, 3) if calls else None,
+        "slowest_group_s": slowest_s,
+        "renewal_s": renewal_s,
     }
 
 
@@ -100,3 +102,23 @@ def _age(db: sqlite3.Connection, first: int, last: int) -> float | None:
             tokens += count
             age += count * (step - version)
     return age / tokens if tokens else None
+
+
+def _slowest_s(db: sqlite3.Connection, first: int, last: int) -> float | None:
+    """From issue to its last rollout, of the slowest group issued at each version; the mean over versions."""
+    rows = db.execute(
+        "SELECT max(scored_unix_s - issued_unix_s) FROM groups WHERE kind = 'train' AND scored_unix_s IS NOT NULL"
+        " AND base_version >= ? AND base_version < ? AND deadline_step < ? GROUP BY base_version",
+        (first - 1, last, last),
+    ).fetchall()
+    return round(sum(row[0] for row in rows) / len(rows), 2) if rows else None
+
+
+def _renewal_s(db: sqlite3.Connection, first: int, last: int) -> float | None:
+    """From a batch to new tickets in place of its own: trained, published, loaded; the mean over steps."""
+    rows = db.execute(
+        "SELECT max(a.unix_s) - b.taken_unix_s FROM batches b JOIN acknowledgements a ON a.version = b.step + 1"
+        " WHERE b.step >= ? AND b.step < ? GROUP BY b.step",
+        (first, last),
+    ).fetchall()
+    return round(sum(row[0] for row in rows) / len(rows), 2) if rows else None

@@ -79,3 +79,12 @@ def bound(capacities: Mapping[str, float], cpu_s_per_group: float, num_cores: in
     seconds["cores"] = cpu_s_per_group / num_cores
     slowest = max(seconds, key=lambda stage: seconds[stage])
     return Bound(limited_by=slowest, seconds_per_group=seconds, groups_per_min=60 / seconds[slowest])
+
+
+def allowed_by_staleness(max_staleness: int, groups_per_step: int, slowest_group_s: float, renewal_s: float) -> float:
+    """Groups per minute at which every group may take as long as the slowest of its version does.
+
+    A group that is issued when version v is loaded everywhere must be in step v + S at the latest, which S + 1 steps
+    less the time of step v - 1's training and publication lie ahead.
+    """
+    return 60 * groups_per_step * (max_staleness + 1) / (slowest_group_s + renewal_s)
