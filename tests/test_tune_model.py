@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import simpy
 from hypothesis import given
@@ -149,3 +151,13 @@ def test_no_token_is_older_than_s_over_any_work(
     assert 0 <= outcome.mean_age <= outcome.max_age <= staleness
     assert outcome.groups_per_min <= 60 * size / step_s * (1 + 1e-6)
     assert outcome.cores_used <= 1 + 1e-6
+
+
+def test_contexts_that_a_version_makes_engines_compute_anew_hold_generation_up() -> None:
+    """S = 1 with a step that takes 4 s: each version meets 8 rollouts in the engine, whose prompts have 10 tokens."""
+    slow = model(curve=flat(1.0), step_fixed_s=4.0)
+    without = simulate(slow, setting(), steps=12, warmup=4)
+    assert without.anew_s == 0.0
+    with_anew = simulate(replace(slow, prefill_s=0.05), setting(), steps=12, warmup=4)
+    assert with_anew.anew_s > 0.0
+    assert with_anew.groups_per_min < 0.9 * without.groups_per_min

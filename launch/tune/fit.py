@@ -31,6 +31,8 @@ UPPER = 0.2
 """of the greatest concurrency, from which points say how the curve goes on"""
 MIN_SPREAD = 0.05
 """of tokens over steps, below which a step's fixed part can't be told"""
+MIN_CPU = 0.3
+"""of an engine's CPU seconds, that are spent on generations whatever else it does"""
 BESIDE = 0.35
 """of a core, that an engine's process keeps busy beside its threads: tokens to text, turns to messages"""
 WAITS = 5.0
@@ -54,13 +56,14 @@ def fit(work: Recorded) -> Model:
         curve=curve,
         engine_cores=1.0,
         store_cores=0.0,
+        prefill_s=0.0,
         step_fixed_s=fixed_s,
         step_token_s=token_s,
         learner_share=min(1.0, work.step_cpu_s / step_s),
         learner_cores=1.0,
         call_wait_s=_computing_s(work),
     )
-    return _calibrated(_with_cores(model, work.rates))
+    return _calibrated(_with_cores(model, work.rates, work.token_cpu_s))
 
 
 def _calibrated(model: Model) -> Model:
@@ -72,10 +75,11 @@ def _calibrated(model: Model) -> Model:
         outcome = simulate(model, setting, steps=steps, warmup=WARMUP + setting.max_staleness)
         slower = _slower(work.rates, outcome)
         mean = _mean_of(slower, work.rates)
-        alone = _not_below_cpu([_times(one, slower.get(one.concurrency, mean)) for one in alone], work)
+        cpu_s = max(MIN_CPU * work.token_cpu_s, work.token_cpu_s - outcome.anew_s * work.engine_threads)
+        alone = _not_below_cpu([_times(one, slower.get(one.concurrency, mean)) for one in alone], work, cpu_s)
         step_s = max(_alone_step_s(model) * recorded_s / outcome.step_wall_s, min(recorded_s, work.step_cpu_s))
         change = step_s / _alone_step_s(model)
-        before, model = model.curve, _with_cores(_paced(model, alone, change), alone)
+        before, model = model.curve, _with_cores(_paced(model, alone, change), alone, cpu_s)
         at = work.rates[-1].concurrency
         if max(abs(model.curve.token_s(at) / before.token_s(at) - 1.0), abs(change - 1.0)) < CLOSE:
             break
@@ -90,14 +94,23 @@ def _paced(model: Model, alone: Sequence[RatePoint], change: float) -> Model:
     return replace(
         model,
         curve=curve_of(alone),
+        prefill_s=_prefill_s(alone, model.work),
         step_fixed_s=model.step_fixed_s * change,
         step_token_s=model.step_token_s * change,
     )
 
 
-def _not_below_cpu(alone: Sequence[RatePoint], work: Recorded) -> tuple[RatePoint, ...]:
+def _prefill_s(alone: Sequence[RatePoint], work: Recorded) -> float:
+    """A token more in a pass costs as much, be it sampled or of a context: what one generation more adds to the curve,
+    over the tokens that it brings. Contexts computed anew are not among those on record, so this is on the high side.
+    """
+    each_s = line([(one.concurrency, one.token_s, one.weight_s) for one in alone])[1]
+    return each_s / (1.0 + work.prefill_per_token) if work.recomputes else 0.0
+
+
+def _not_below_cpu(alone: Sequence[RatePoint], work: Recorded, token_cpu_s: float) -> tuple[RatePoint, ...]:
     """Its threads can't spend the CPU seconds faster; but nothing takes longer alone than it took in company."""
-    factor = max(1.0, _cores(alone, work.token_cpu_s) / (work.engine_threads + BESIDE))
+    factor = max(1.0, _cores(alone, token_cpu_s) / (work.engine_threads + BESIDE))
     return tuple(
         replace(one, token_s=min(max(one.token_s, recorded.token_s), one.token_s * factor))
         for one, recorded in zip(alone, work.rates, strict=True)
@@ -116,10 +129,10 @@ def _alone_step_s(model: Model) -> float:
     return model.step_fixed_s + model.step_token_s * tokens
 
 
-def _with_cores(model: Model, alone: Sequence[RatePoint]) -> Model:
+def _with_cores(model: Model, alone: Sequence[RatePoint], token_cpu_s: float) -> Model:
     """What an engine and a learner rank keep busy; beyond an engine's threads, what goes on beside them."""
     work = model.work
-    wanted, engine = work.step_cpu_s / max(_alone_step_s(model), 1e-9), _cores(alone, work.token_cpu_s)
+    wanted, engine = work.step_cpu_s / max(_alone_step_s(model), 1e-9), _cores(alone, token_cpu_s)
     beside = max(0.0, engine - work.engine_threads)
     return replace(
         model,

@@ -72,6 +72,8 @@ class World:
         self.groups: dict[int, _Group] = {}
         self.taken: list[_Taken] = []
         self.step_s: list[float] = []
+        self.anew_s = 0.0
+        """that engines spent on contexts computed anew"""
         self.published = 0
         self._outlook = self.env.event()
         self._news = self.env.event()
@@ -230,6 +232,9 @@ class World:
             yield self.env.timeout(swap.receive_s)
             engine.pause()
             yield self.env.timeout(swap.pause_s)
+            anew_s = self.model.prefill_s * self.schedulers[engine.name].held_tokens
+            self.anew_s += anew_s
+            yield self._host("rollout").job(anew_s, max(1.0, self.model.engine_cores))
             engine.resume(version)
             self.ledger.acknowledge(engine.name, 1, version)
             self._issue()
@@ -244,6 +249,7 @@ def simulate(model: Model, setting: Setting, *, steps: int, warmup: int, seed: i
     span_s = last.at_s - first.at_s
     ages = _summed(batch.tokens_by_age for batch in measured)
     trained_s = sum(world.step_s[warmup : warmup + steps])
+    curve = _curve(world.engines)
     used = zip(model.work.machines, first.used_s, last.used_s, strict=True)
     return Outcome(
         groups_per_min=60.0 * sum(batch.num_groups for batch in measured) / span_s,
@@ -253,7 +259,8 @@ def simulate(model: Model, setting: Setting, *, steps: int, warmup: int, seed: i
         learner_waits=max(0.0, 1.0 - trained_s / span_s),
         generating=sum(engine.integral_s for engine in world.engines) / world.env.now,
         cores_used=max((end - start) / (span_s * machine.cores) for machine, start, end in used),
-        measured=_curve(world.engines),
+        anew_s=world.anew_s / sum(tokens for tokens, _ in curve.values()),
+        measured=curve,
     )
 
 

@@ -84,6 +84,7 @@ def read(directory: Path) -> Recorded:
             rollout_rest_s=rollout_rest_s(db, window.from_s, window.to_s),
             decide_s=decide_s(db, window.from_s, window.to_s),
             engine_threads=recipe.rollout.cpu_threads,
+            recomputes=recipe.weights.kv == "recompute",
             longest_tokens=max(turn.context_tokens for group in work for one in group.rollouts for turn in one.turns),
             **figures,
         )
@@ -154,11 +155,13 @@ def _figures(moments: Moments, window: Window, setting: Setting) -> dict[str, An
     engines = list(moments.of("rollout").values())
     span_s = moments.span_s
     tokens = sum(span.count("tokens_generated") for span in engines) or 1.0
+    contexts, cached = (sum(span.count(key) for span in engines) for key in ("context_tokens", "context_tokens_cached"))
     calls = sum(span.count("calls") for span in moments.of("sandbox").values())
     per_step_s = (window.to_s - window.from_s) / (window.last - window.first)
     cpu = {kind: sum(span.usage("cpu_s") or 0.0 for span in moments.of(kind).values()) for kind in STAGES}
     return {
         "rates": _rates(engines),
+        "prefill_per_token": (contexts - cached) / tokens,
         "token_cpu_s": cpu["rollout"] * span_s / tokens,
         "call_cpu_s": cpu["sandbox"] * span_s / calls if calls else 0.0,
         "store_token_cpu_s": (cpu["buffer"] + cpu["filter"]) * span_s / tokens,

@@ -119,6 +119,10 @@ class Recorded:
     step_cpu_s: float
     """of a learner rank, which computes in one thread, per step"""
     engine_threads: int
+    prefill_per_token: float
+    """tokens of contexts that engines computed, per sampled token"""
+    recomputes: bool
+    """a new version makes engines compute the contexts anew that they hold"""
     rollout_rest_s: float
     """of a rollout's life neither generating nor calling"""
     decide_s: float
@@ -162,6 +166,8 @@ class Model:
     """that one engine keeps busy while it generates alone"""
     store_cores: float
     """that buffer and filter keep busy meanwhile"""
+    prefill_s: float
+    """alone, per token of a context that a new version makes an engine compute anew"""
     step_fixed_s: float
     """of a learner step alone on one rank"""
     step_token_s: float
@@ -188,5 +194,7 @@ class Outcome:
     """generations at once, over all engines, mean over time"""
     cores_used: float
     """of the fullest machine, share"""
+    anew_s: float = 0.0
+    """alone, that engines spent on contexts computed anew, per sampled token"""
     measured: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     """concurrency -> tokens, seconds of generations: what a real engine measures of itself"""
