@@ -77,6 +77,7 @@ class MonitorApp(App[None]):
 
     def __init__(self, desk: Desk) -> None:
         super().__init__()
+        self.animation_level = "none"
         self._desk = desk
         self._keys: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="monitor-look", daemon=True)

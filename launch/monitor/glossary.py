@@ -184,7 +184,9 @@ PARTS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
     (
         "TREND, ALERTS",
         (
-            Entry("TREND", "first -> last value of the last half hour, a mark per step"),
+            Entry(
+                "TREND", "groups/min, reward, entropy, length of a rollout, age: first -> last of the last half hour"
+            ),
             Entry("ALERTS", "info: to know; warn: to look at; error: something failed", "none"),
             Entry("DIAL", "a setting turned while the run went on", "", "rocstar set RUN TABLE.KEY=VALUE"),
         ),

@@ -136,7 +136,6 @@ def _told(history: History, moments: Moments, window_s: float | None) -> Window:
 
 
 def _run(history: History, facts: Facts, moments: Moments) -> Run:
-    standing = moments.now.standing
     newest = history.readings[-1].standing
     state, ended = newest.get("state", "running"), history.summary
     if not history.live:
@@ -153,7 +152,7 @@ def _run(history: History, facts: Facts, moments: Moments) -> Run:
         step=step,
         steps=steps,
         acked=newest.get("acked", 0),
-        published=(standing.get("published") or {}).get("version", -1),
+        published=(newest.get("published") or {}).get("version", -1),
         wall_s=history.readings[-1].roles.get("buffer-0", {}).get("wall_s"),
         step_s=step_s,
         eta_s=step_s * (steps - step) if going and step_s is not None else None,

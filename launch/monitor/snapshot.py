@@ -10,6 +10,7 @@ All rates and shares are over `window`; `trend` is over the run's last half hour
 
 from __future__ import annotations
 
+import functools
 import json
 import types
 from collections.abc import Mapping
@@ -230,8 +231,13 @@ def from_json(plain: Mapping[str, Any]) -> Snapshot:
 
 def read_record(kind: type[_T], plain: Mapping[str, Any]) -> _T:
     """A frozen dataclass from its plain fields; what else there is, is passed over."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     return kind(**{field.name: _value(hints[field.name], plain[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
 
 
 def _value(kind: Any, plain: Any) -> Any:
