@@ -10,7 +10,8 @@ Invariant   the index is only read; what its run has deleted or not recorded yet
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,7 +29,8 @@ SELECT g.group_id, g.problem_id, g.state, g.base_version, g.deadline_step, g.ste
 FROM groups g
 """
 OUTSTANDING = "WHERE g.kind = 'train' AND g.state IN ('waiting', 'leased', 'finished', 'taken') ORDER BY g.group_id"
-CLOSED = "WHERE g.kind = 'train' AND g.state IN ('released', 'dropped') ORDER BY g.group_id DESC LIMIT ?"
+CLOSED = "WHERE g.kind = 'train' AND +g.state IN ('released', 'dropped') ORDER BY g.group_id DESC LIMIT ?"
+"""by group, not by the index of states, which would first collect them all"""
 CALLS = """
 SELECT received_unix_s, engine, group_id, rollout, turn, status, segment, offset_bytes, length_bytes FROM turns
 WHERE status <> '' ORDER BY segment DESC, offset_bytes DESC LIMIT ?
@@ -179,45 +181,57 @@ def payload(directory: Path, segment: int, offset: int, length: int) -> Turn | N
 def versions(db: sqlite3.Connection, count: int) -> list[Version]:
     """The newest, newest first."""
     rows = db.execute("SELECT lineage, version, unix_s FROM publications ORDER BY 1 DESC, 2 DESC LIMIT ?", (count,))
+    found = rows.fetchall()
+    acks = _acks(db, min((version for _, version, _ in found), default=0))
     return [
-        Version(lineage=lineage, version=version, published_unix_s=at_s, acks=_acks(db, lineage, version))
-        for lineage, version, at_s in rows.fetchall()
+        Version(lineage=lineage, version=version, published_unix_s=at_s, acks=tuple(acks[lineage, version]))
+        for lineage, version, at_s in found
     ]
 
 
-def _acks(db: sqlite3.Connection, lineage: int, version: int) -> tuple[Ack, ...]:
+def _acks(db: sqlite3.Connection, least: int) -> defaultdict[tuple[int, int], list[Ack]]:
+    """By lineage and version, of versions from `least` on; by engine's name."""
+    out: defaultdict[tuple[int, int], list[Ack]] = defaultdict(list)
     rows = db.execute(
-        "SELECT name, version, unix_s, pause_s FROM acknowledgements WHERE lineage = ? AND version = ? ORDER BY name",
-        (lineage, version),
+        "SELECT lineage, name, version, unix_s, pause_s FROM acknowledgements WHERE version >= ? ORDER BY name",
+        (least,),
     )
-    return tuple(Ack(engine=name, version=at, unix_s=unix_s, pause_s=pause_s) for name, at, unix_s, pause_s in rows)
+    for lineage, name, version, at_s, pause_s in rows:
+        out[lineage, version].append(Ack(engine=name, version=version, unix_s=at_s, pause_s=pause_s))
+    return out
 
 
 def steps(db: sqlite3.Connection, directory: Path, count: int) -> list[Step]:
     """The newest, oldest first."""
-    told = {line["step"]: line for line in tail(directory / "metrics" / "steps.jsonl", None)}
-    rows = db.execute("SELECT step, taken_unix_s FROM batches ORDER BY step DESC LIMIT ?", (count,)).fetchall()
+    lines = {line["step"]: line for line in tail(directory / "metrics" / "steps.jsonl", None)}
+    taken = db.execute("SELECT step, taken_unix_s FROM batches ORDER BY step DESC LIMIT ?", (count,)).fetchall()
+    least = min((step for step, _ in taken), default=0)
+    acks, published = _acks(db, least), _published(db, least)
+    saved = dict(db.execute("SELECT version, unix_s FROM checkpoints WHERE version > ?", (least,)).fetchall())
     out = []
-    for step, taken_s in reversed(rows):
-        line = told.get(step, {})
-        end_s = line.get("time_s")
-        # the first lineage that published it: later ones published it again, after a restart
-        published = db.execute(
-            "SELECT lineage, unix_s FROM publications WHERE version = ? AND unix_s >= ? ORDER BY lineage LIMIT 1",
-            (step + 1, taken_s),
-        ).fetchone()
-        saved = db.execute("SELECT unix_s FROM checkpoints WHERE version = ?", (step + 1,)).fetchone()
+    for step, taken_s in reversed(taken):
+        lineage, published_s = published.get(step + 1, (-1, None))
+        told = lines.get(step, {})
+        end_s = told.get("time_s")
         record = Step(
             step=step,
             taken_unix_s=taken_s,
-            num_groups=line.get("groups"),
-            fetched_unix_s=None if end_s is None else end_s - line["train_s"],
+            num_groups=told.get("groups"),
+            fetched_unix_s=None if end_s is None else end_s - told["train_s"],
             trained_unix_s=end_s,
-            published_unix_s=published[1] if published else None,
-            checkpoint_unix_s=saved[0] if saved else None,
-            acks=_acks(db, published[0], step + 1) if published else (),
-            reward=line.get("reward_mean"),
-            age=line.get("age_mean"),
+            published_unix_s=published_s,
+            checkpoint_unix_s=saved.get(step + 1),
+            acks=tuple(acks[lineage, step + 1]),
+            reward=told.get("reward_mean"),
+            age=told.get("age_mean"),
         )
         out.append(record)
     return out
+
+
+def _published(db: sqlite3.Connection, least: int) -> Mapping[int, tuple[int, float]]:
+    """Version -> (lineage, when), of the first lineage: later ones published it again, after a restart."""
+    rows = db.execute(
+        "SELECT version, lineage, unix_s FROM publications WHERE version > ? ORDER BY lineage DESC", (least,)
+    )
+    return {version: (lineage, at_s) for version, lineage, at_s in rows}

@@ -231,7 +231,7 @@ def from_json(plain: Mapping[str, Any]) -> Snapshot:
 
 def read_record(kind: type[_T], plain: Mapping[str, Any]) -> _T:
     """A frozen dataclass from its plain fields; what else there is, is passed over."""
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
     return kind(**{field.name: _value(hints[field.name], plain[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
 
 

@@ -32,8 +32,8 @@ CODE, RESULT, WORDS = "  | ", "  > ", "  "
 MOVES = {
     "next": "(group_id, rollout) > (?, ?) ORDER BY group_id, rollout",
     "previous": "(group_id, rollout) < (?, ?) ORDER BY group_id DESC, rollout DESC",
-    "next group": "group_id > ? + 0 * ? ORDER BY group_id, rollout",
-    "previous group": "group_id < ? + 0 * ? ORDER BY group_id DESC, rollout",
+    "next group": "group_id = (SELECT min(group_id) FROM turns WHERE group_id > ? + 0 * ?) ORDER BY rollout",
+    "previous group": "group_id = (SELECT max(group_id) FROM turns WHERE group_id < ? + 0 * ?) ORDER BY rollout",
 }
 HEAD = """
 SELECT g.kind, g.phase, g.problem_id, g.problem, g.state, g.base_version, g.deadline_step, g.step, g.drop_reason,
