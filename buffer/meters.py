@@ -39,8 +39,10 @@ class StateClock:
         """Leave the present state for `state`; `waits_for` names what is awaited, shown to the user."""
         if state not in self._seconds:
             raise ValueError(f"clock state = {state!r} is none of {', '.join(STATES)}")
-        self._seconds[self._state] += max(0.0, now_s - self._since_s)
-        self._state, self._since_s, self.waits_for = state, max(now_s, self._since_s), waits_for
+        if now_s > self._since_s:
+            self._seconds[self._state] += now_s - self._since_s
+            self._since_s = now_s
+        self._state, self.waits_for = state, waits_for
 
     def seconds(self, now_s: float) -> dict[str, float]:
         """Seconds in each state up to `now_s`."""
@@ -95,9 +97,10 @@ class Meters:
         self._gauges[key] = value
 
     def observe(self, key: str, value: float, *, count: int = 1, edges: Sequence[float] = SECONDS_EDGES) -> None:
-        if key not in self._histograms:
-            self._histograms[key] = Histogram(edges)
-        self._histograms[key].observe(value, count)
+        histogram = self._histograms.get(key)
+        if histogram is None:
+            histogram = self._histograms[key] = Histogram(edges)
+        histogram.observe(value, count)
 
     def gauge_value(self, key: str, default: float) -> float:
         """What the gauge was set to last."""

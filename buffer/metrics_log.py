@@ -19,9 +19,16 @@ def append(directory: Path, snapshots: Iterable[tuple[str, dict[str, Any]]], uni
     """One line to the file of each (name, snapshot)."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, snapshot in snapshots:
-        line = json.dumps(_plain({"unix_s": unix_s} | snapshot), separators=(",", ":"), default=str)
+        line = _line({"unix_s": unix_s} | snapshot)
         with (directory / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+def _line(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(record, separators=(",", ":"), default=str, allow_nan=False)
+    except ValueError:  # there is one that JSON has no word for
+        return json.dumps(_plain(record), separators=(",", ":"), default=str)
 
 
 def _plain(value: Any) -> Any:

@@ -39,6 +39,8 @@ from launch.tree import Recipe
 from launch.view import snapshots
 
 TICK_S = 0.5
+STATUS_S = 1.0
+"""roles tell their figures once a second: more often there is hardly anything new"""
 FAILED_DRAIN_S = 3.0
 EXPORT_PATIENCE_S = 3600.0
 """For the last checkpoint and the export of a run that reached its goal: a large model takes many minutes."""
@@ -240,7 +242,7 @@ class _Driver:
                 self._status = await client.status()
             except CLIENT_ERRORS:
                 self._status = {**self._status, "peers": {}}
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(STATUS_S)
 
     async def _stop(self, outcome: Outcome) -> Outcome:
         """Drains: learner (it checkpoints), rollout and filter, sandbox, at last buffer, each at most run.drain_s.

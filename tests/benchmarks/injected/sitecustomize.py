@@ -4,8 +4,8 @@ Consumes    ROCSTAR_CLOCKED, a folder; modules as they are imported
 Produces    FOLDER/PID.json: CPU-seconds of the thread inside the functions of PARTS, by function, with how many calls
             were clocked and how many only passed through; what a call of either kind costs by itself
 Waits for   nothing
-Invariant   nested functions count once, with the outermost; the cost of sending a snapshot is that of packing and
-            unpacking it once more; what runs is otherwise what runs without it. Imports the standard library only
+Invariant   nested functions count once, with the outermost; what runs is otherwise what runs without it. Imports the
+            standard library only
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ PARTS = {
     "launch.reports": "Reports.update",
 }
 """module -> what of it records, sends or shows figures"""
-SENT = ("Meters.snapshot", "status", "_sandbox_snapshot")
+RECEIVED = ("buffer.meters.Meters.snapshot", "launch.bodies._sandbox_snapshot")
+"""their results are unpacked once more, as the buffer does; packing them is a part of the heartbeat"""
+ANSWERED = ("buffer.report.status",)
+"""these are packed once more, as the buffer does; unpacking them is a part of asking"""
 WRITE_EVERY_S = 0.5
 
 TRIES = 2000
@@ -70,10 +73,15 @@ def _account(name: str, seconds: float, nested: int) -> None:
         os.replace(f"{path}.new", path)
 
 
-def _sent(record: Any) -> None:
+def _account_travel(name: str, record: Any) -> None:
     import msgpack
 
-    msgpack.unpackb(msgpack.packb(record, default=str), strict_map_key=False)
+    begun_s = time.thread_time()
+    body = msgpack.packb(record, default=str)
+    packed_s = time.thread_time()
+    msgpack.unpackb(body, strict_map_key=False)
+    unpacked_s = time.thread_time()
+    _account(f"{name}, on its way", unpacked_s - packed_s if name in RECEIVED else packed_s - begun_s, 0)
 
 
 def _clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,13 +101,13 @@ def _clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         begun_s = time.thread_time()
         try:
             result = function(*args, **kwargs)
-            if name.endswith(SENT):
-                _sent(result)
-            return result
         finally:
             spent_s = time.thread_time() - begun_s
             _inside.deep = False
             _account(name, spent_s, _inside.nested)
+        if name in RECEIVED or name in ANSWERED:
+            _account_travel(name, result)
+        return result
 
     return functools.wraps(function)(clocked) if hasattr(function, "__name__") else clocked
 
