@@ -30,7 +30,7 @@ EVERY_S = 1.0
 STOP = "stop"
 REST_S = 10.0
 STYLES = (
-    (r"^---- [A-Z][A-Z ,]*", "bold cyan"),
+    (r"^---- [A-Z][A-Z ,']*", "bold cyan"),
     (r"^VERDICT.*", "bold"),
     (r"^FIX \d.*", "green"),
     (r"<- limit$", "bold yellow"),
@@ -65,7 +65,7 @@ class MonitorApp(App[None]):
         Binding("q", "quit", "quit"),
         Binding("question_mark", "desk('question_mark')", "help", key_display="?"),
         Binding("1", "desk('1')", "engines"),
-        Binding("2", "desk('2')", "sandbox"),
+        Binding("2", "desk('2')", "calls"),
         Binding("3", "desk('3')", "groups"),
         Binding("4", "desk('4')", "step"),
         Binding("5", "desk('5')", "weights"),
