@@ -25,7 +25,7 @@ class SandboxSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     workers: Annotated[int, Field(ge=0, le=512)] = 0
-    """Shards (each runs one CPU-bound call at a time); 0: one per core that this process may use."""
+    """Shards (each runs one CPU-bound call at a time, beside up to 31 that wait); 0: one per core it may use."""
     wall_s: Annotated[float, Field(gt=0, le=3600, json_schema_extra={"live": True})] = 4.0
     """Seconds a call may take, from its dispatch."""
     cpu_s: Annotated[float, Field(gt=0, le=3600, json_schema_extra={"live": True})] = 4.0
