@@ -104,6 +104,11 @@ def test_a_stretch_begins_when_older_tickets_are_gone() -> None:
     assert live_staleness.begins(25, 4, 0) == 31
 
 
+def test_moves_of_throughput_are_compared_with_what_was_said() -> None:
+    told = live_staleness.moves([100.0, 220.0, 110.0], {0: 50.0, 4: 100.0})
+    assert told == {"moved_by": [2.2, 0.5], "said_it_would_by": [2.0, 0.5], "errors": [0.1, 0.0]}
+
+
 def test_a_span_of_steps_tells_rate_and_age(tmp_path: Path) -> None:
     """Group 3 was dropped; two tokens of each kept rollout's five are of its second version."""
     write_run(tmp_path)

@@ -3,8 +3,8 @@
 `python -m tests.benchmarks.live_staleness --json [--steps 8] [--set A=B]`
 
 Consumes    idle cores; the quickstart's recipe, whose calls each wait a Pareto time first (waits.py)
-Produces    groups per minute and ages at each S, the changes as the run's record has them, deadlines and findings of
-            `python -m tests.audit`, which recomputes every ticket's from the index
+Produces    groups per minute and ages at each S, beside what the tuner said before S was turned; the changes as the
+            run's record has them; deadlines and findings of `python -m tests.audit`, which recomputes every ticket's
 Waits for   steps; the run is interrupted at the end, so that it leaves a summary
 Invariant   a stretch begins when the tickets of the S before are used up: the larger S and two steps after the change
 """
@@ -16,11 +16,16 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from launch.tune.fit import fit
+from launch.tune.records import read
+from launch.tune.sweep import predict
 from tests.audit.report import audit
 from tests.benchmarks.asynchrony import LEARNING_RATE
 from tests.benchmarks.steps import PATIENCE_S, index, span, taken
@@ -44,21 +49,45 @@ def measure(directory: Path, steps: int, overrides: Sequence[str]) -> dict[str, 
         *overrides,
     )
     victim = Victim(directory, overrides=tree)
-    stretches, told = [], []
+    stretches, told, said = [], [], {}
     first = WARM_STEPS
     try:
         victim.start()
         for at, staleness in enumerate(COURSE):
+            if at == 1:
+                said = predictions(directory)
             if at:
                 told.append(turn(directory, staleness))
-                first = begins(first + steps, COURSE[at - 1], staleness)
+                first = begins(newest(directory), COURSE[at - 1], staleness)
             taken(victim, first + steps)
             stretches.append({"max_staleness": staleness, **span(directory, first, first + steps)})
         victim.interrupt()
         exit_code = victim.ended(PATIENCE_S)
     finally:
         victim.close()
-    return {"stretches": stretches, "rocstar_set": told, "exit_code": exit_code, **record(directory)}
+    moved = {"said": said, **moves([stretch["groups_per_min"] for stretch in stretches], said)}
+    return {"stretches": stretches, "tuner": moved, "rocstar_set": told, "exit_code": exit_code, **record(directory)}
+
+
+def predictions(directory: Path) -> dict[int, float]:
+    """What the tuner, fitted on the first stretch, says of each S in groups per minute."""
+    work = read(directory)
+    model = fit(work)
+    return {s: predict(model, replace(work.setting, max_staleness=s)).groups_per_min for s in sorted(set(COURSE))}
+
+
+def moves(measured: Sequence[float], said: Mapping[int, float]) -> dict[str, Any]:
+    """By which factor throughput moved at each change, and should have."""
+    found = [round(after / before, 3) for before, after in pairwise(measured)]
+    expected = [round(said[after] / said[before], 3) for before, after in pairwise(COURSE)]
+    errors = [round(abs(one / other - 1.0), 3) for one, other in zip(found, expected, strict=True)]
+    return {"moved_by": found, "said_it_would_by": expected, "errors": errors}
+
+
+def newest(directory: Path) -> int:
+    """The step whose batch was taken last."""
+    with closing(index(directory)) as db:
+        return int(db.execute("SELECT max(step) FROM batches").fetchone()[0])
 
 
 def begins(changed_at: int, before: int, after: int) -> int:
@@ -98,7 +127,7 @@ def record(directory: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.live_staleness", description=__doc__)
-    parser.add_argument("--steps", type=int, default=8, help="measured, per stretch")
+    parser.add_argument("--steps", type=int, default=8, help="measured, per stretch; the tuner needs six")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="A=B")
     parser.add_argument("--json", action="store_true", help="the only form there is")
     arguments = parser.parse_args()
