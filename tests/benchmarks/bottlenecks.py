@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -133,6 +134,18 @@ def run(directory: Path, case: Case, strength: int) -> dict[str, Any]:
     }
 
 
+def tried(directory: Path, case: Case, strength: int) -> dict[str, Any]:
+    """The same; a run that does not get so far is a wrong verdict, and the others go on."""
+    try:
+        found = run(directory, case, strength)
+    except SystemExit as error:
+        found = {"case": case.name, "strength": strength, "right": False, "verdict": f"no run: {error}"}
+    print(
+        f"{case.name} {strength}: {'right' if found['right'] else 'WRONG'}: {found['verdict'][:300]}", file=sys.stderr
+    )
+    return found
+
+
 def judge(expected: str, limits: Mapping[int, str]) -> dict[str, Any]:
     """Whether the last verdict is right, and from which step on it was."""
     since = None
@@ -171,7 +184,7 @@ def main() -> None:
         for case in CASES:
             for strength in range(len(case.strengths)):
                 if strength in arguments.strength and (arguments.only is None or case.name in arguments.only):
-                    found.append(run(Path(scratch) / f"{case.name}{strength}", case, strength))
+                    found.append(tried(Path(scratch) / f"{case.name}{strength}", case, strength))
     print(json.dumps(report(found), indent=1))
 
 
