@@ -135,7 +135,7 @@ def _tickets(snapshot: Snapshot) -> Iterator[str]:
         return
     states = " | ".join(f"{state} {count}" for state, count in tickets.by_state.items() if count)
     yield rule(f"TICKETS  {tickets.active} of {tickets.bound} = (S+1) P active: {states or 'none'}")
-    waits = [f"a ticket waits for {tickets.waits_for}" if tickets.waits_for else "", tickets.batch_waits_for]
+    waits = [f"issuing waits for {tickets.waits_for}" if tickets.waits_for else "", tickets.batch_waits_for]
     if any(waits):
         yield "; ".join(part for part in waits if part)
 
