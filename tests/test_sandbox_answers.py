@@ -138,6 +138,7 @@ def _slow_verdict(answer: str, gold: str) -> Verdict:
         _reset()
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(_RATIONAL, _RATIONAL)
 def test_fractions_of_polynomials_are_compared_as_math_verify_does(answer: str, gold: str) -> None:
@@ -158,6 +159,7 @@ def _read(text: str) -> str:
 _OTHER_DIGITS = str.maketrans("0123456789xn", "1974283560yz")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_ANY)
 def test_what_is_remembered_changes_no_reading(text: str) -> None:

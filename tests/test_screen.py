@@ -91,6 +91,7 @@ async def first_page(app: MonitorApp) -> Page:
         return await app.until(lambda page: bool(page.head))
 
 
+@pytest.mark.slow
 async def test_every_page_opens_by_its_key_and_q_quits() -> None:
     app = MonitorApp(desk())
     async with app.run_test(size=(120, 40)) as pilot:
@@ -124,6 +125,7 @@ async def test_a_small_terminal_scrolls() -> None:
         assert body.scroll_y == 0
 
 
+@pytest.mark.slow
 async def test_a_run_that_goes_on_is_drawn_anew(tmp_path: Path) -> None:
     growing(tmp_path, 5)
     with live(tmp_path):
@@ -134,6 +136,7 @@ async def test_a_run_that_goes_on_is_drawn_anew(tmp_path: Path) -> None:
             await app.until(lambda page: "step 8/8" in page.head)
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_gone_is_said_to_be_above_what_was_seen(tmp_path: Path) -> None:
     run = copy(tmp_path)
     app = MonitorApp(desk(run))

@@ -114,6 +114,7 @@ def told(truth: Model, outcome: Outcome) -> Recorded:
     )
 
 
+@pytest.mark.slow
 def test_a_fit_recovers_the_model_that_the_record_came_from() -> None:
     truth = shared()
     base = truth.work.setting
@@ -181,6 +182,7 @@ def test_all_dials_are_swept() -> None:
     assert len(tried) == len(set(tried))
 
 
+@pytest.mark.slow
 def test_the_command_writes_an_overlay_that_a_recipe_takes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     tune_runs.write(run, 12)
@@ -197,6 +199,7 @@ def test_the_command_writes_an_overlay_that_a_recipe_takes(tmp_path: Path) -> No
     assert (tmp_path / "again.toml").read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [*MADE, "finished"])
 def test_no_fix_of_the_advisor_is_contradicted_by_the_simulation(limit: str) -> None:
     snapshot = look(ROOT / limit)[0] if limit == "finished" else MADE[limit](2)
@@ -215,6 +218,7 @@ def test_a_fix_that_something_speaks_against_is_not_given() -> None:
     assert advice == replace(advise(snapshot), fixes=())
 
 
+@pytest.mark.slow
 def test_a_fix_that_slows_the_run_is_contradicted() -> None:
     snapshot = MADE["tickets"](1)
     base = replace(snapshot, settings={**snapshot.settings, "staleness.max_staleness": 2})
