@@ -32,10 +32,11 @@ def main() -> None:
 def checksums(directory: Path, scratch: Path) -> Iterator[int]:
     """Of version 0, 1, ... in turn; each is trained when it is asked for."""
     from launch.config import parse, read_toml
-    from launch.environment import role_environment
+    from launch.environment import detect_device, device_environment, role_environment
 
     recipe = parse(read_toml(directory / "recipe.toml"), [], str(directory))
-    os.environ.update(role_environment(recipe, "learner", scratch) | LOOPBACK)
+    os.environ.update(role_environment("learner", scratch) | device_environment(recipe, "learner", detect_device()))
+    os.environ.update(LOOPBACK)
     import torch
 
     from buffer.codec import decode
