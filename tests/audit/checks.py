@@ -40,8 +40,8 @@ def batches(run: Run) -> Iterator[str]:
                 continue
             rows = [group.rollouts[rollout] for rollout in rollouts]
             record = (step, base, deadline, list(rollouts), list(rewards), list(lengths), list(output_lengths))
-            truth = (group.step, group.base, group.deadline, group.kept, [r.reward for r in rows])
-            truth += ([r.length for r in rows], [r.num_output_tokens for r in rows])
+            sizes = [r.length for r in rows], [r.num_output_tokens for r in rows]
+            truth = (group.step, group.base, group.deadline, group.kept, [r.reward for r in rows], *sizes)
             if record != truth:
                 yield f"batch of step {step}, group {number}: its record says {record}, the rows say {truth}"
     for number, count in seen.items():
@@ -202,9 +202,8 @@ def payload(run: Run) -> Iterator[str]:
                 break
             group, rollout, _, turn_number = record.body[:4]
             keys[group, rollout, turn_number] += 1
-            turn = left.pop(record.offset, None)
-            if turn is not None:
-                yield from _turn(turn, record)
+            if record.offset in left:
+                yield from _turn(left.pop(record.offset), record)
             elif left:
                 yield f"{path.name} at {record.offset}: turn {group}.{rollout}.{turn_number} is not in the index"
         for turn in left.values():
@@ -227,8 +226,9 @@ def _needed(run: Run, segment: int, turns: object) -> Iterator[str]:
 
 def _turn(turn: Turn, record: Record) -> Iterator[str]:
     body = record.body
-    row = [turn.group, turn.rollout, turn.attempt, turn.number, turn.num_prompt_tokens, turn.num_output_tokens]
-    row += [turn.num_observation_tokens, [list(run) for run in turn.version_runs], turn.status, turn.length]
+    row: list[object] = [turn.group, turn.rollout, turn.attempt, turn.number]
+    row += [turn.num_prompt_tokens, turn.num_output_tokens, turn.num_observation_tokens]
+    row += [[list(run) for run in turn.version_runs], turn.status, turn.length]
     disk = [*body[:6], body[8], [list(run) for run in body[7]], body[10], record.length]
     if row != disk:
         yield f"{_name(turn)}: its row says {row}, its segment {disk}"

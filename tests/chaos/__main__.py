@@ -74,7 +74,7 @@ class Chaos:
     def _strike(self, end_s: float) -> None:
         for blow in self._blows:
             at_s = time.monotonic() + blow.gap_s
-            if not self._until(lambda at_s=at_s: time.monotonic() >= min(at_s, end_s), ""):  # type: ignore[misc]
+            if not self._until(lambda at_s=at_s: time.monotonic() >= min(at_s, end_s), ""):
                 return
             if time.monotonic() >= end_s:
                 return
