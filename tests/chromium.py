@@ -28,6 +28,14 @@ from launch import warden
 
 PROGRAM = shutil.which("chromium")
 PATIENCE_S = 20.0
+_RESTS = """(() => {
+  const one = document.querySelector(SELECTOR);
+  one.scrollIntoView({block: "center"});
+  const box = one.getBoundingClientRect(), where = [box.x + box.width / 2, box.y + box.height / 2];
+  const rests = one === window.clicked?.one && String(where) === window.clicked.where;
+  window.clicked = {one, where: String(where)};
+  return rests && one.contains(document.elementFromPoint(...where)) && where;
+})()"""
 FLAGS = (
     "--headless",
     "--no-sandbox",  # it runs as root in containers; the only page is our own
@@ -109,11 +117,8 @@ class Page:
         return self.value(f"new Promise(done => {{ {frames.replace('LOOK', look)} }})")
 
     def click(self, selector: str) -> None:
-        """With the mouse, in the middle of what the selector finds."""
-        where = self.value(
-            f"(() => {{ const one = document.querySelector({json.dumps(selector)}); one.scrollIntoView();"
-            " const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-        )
+        """With the mouse, in the middle of what the selector finds, once it rests there: the page draws itself anew."""
+        where = self.until(_RESTS.replace("SELECTOR", json.dumps(selector)))
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=where[0], y=where[1], button="left", clickCount=1)
 

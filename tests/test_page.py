@@ -74,7 +74,7 @@ def test_drill_downs_open_on_a_click_and_by_key(tmp_path: Path, page: Page) -> N
         page.until("!at('drill').hidden && at('view').textContent.includes('a call runs')")
         page.until("document.querySelectorAll('#records tbody tr').length === 20")
         page.click("#views [data-view=weights]")
-        page.until("at('view').textContent.includes('version 7 is published')")
+        page.until("at('view').textContent.includes('version 8 is published')")
         assert page.value("location.hash") == "#weights"
         page.click("#close")
         page.until("at('drill').hidden && !location.hash")
