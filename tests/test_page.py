@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from launch.monitor.web import Server
 from tests import chromium
 from tests.chromium import Page
 from tests.photograph import photograph
@@ -28,23 +31,34 @@ POINTS = (
     ".map(one => [one.dataset.chart, one.querySelectorAll('circle').length]))"
 )
 
+BLANK = "data:,"
+
+
+@contextlib.contextmanager
+def shown(directory: Path, page: Page) -> Iterator[Server]:
+    """A server that ends once the page was left: it would complain of unanswered questions."""
+    with serving(directory) as server:
+        yield server
+        page.go(BLANK)
+
 
 @pytest.fixture
 def page() -> Iterator[Page]:
     """A browser of its own; its page complains of nothing and asks nobody but the server it came from."""
     with chromium.page() as page:
         yield page
-        origin = page.value("location.origin")
+        asked = urlsplit(next(request for request in page.requests if request != BLANK))
+        origin = f"{asked.scheme}://{asked.netloc}"
         assert page.complaints == []
         assert origin.startswith("http://127.0.0.1:")
         assert len(page.requests) >= 2
-        assert all(request.startswith(f"{origin}/") or request == "data:," for request in page.requests)
+        assert all(request.startswith(f"{origin}/") or request == BLANK for request in page.requests)
 
 
 def test_the_charts_move_while_a_run_goes_on_and_its_end_is_told(tmp_path: Path, page: Page) -> None:
     growing(tmp_path, 4)
     (tmp_path / "run.json").write_text(json.dumps({"name": "<b>bold</b>"}))
-    with serving(tmp_path) as server:
+    with shown(tmp_path, page) as server:
         with live(tmp_path):
             page.go(server.url)
             page.until("at('state').textContent === 'live'")
@@ -65,7 +79,7 @@ def test_the_charts_move_while_a_run_goes_on_and_its_end_is_told(tmp_path: Path,
 def test_drill_downs_open_on_a_click_and_by_key(tmp_path: Path, page: Page) -> None:
     write_run(tmp_path)
     growing(tmp_path, 8)
-    with serving(tmp_path) as server:
+    with shown(tmp_path, page) as server:
         page.size(1300, 900)
         page.go(server.url)
         page.until("at('flow').childElementCount")
@@ -88,7 +102,7 @@ def test_drill_downs_open_on_a_click_and_by_key(tmp_path: Path, page: Page) -> N
 def test_a_trajectory_opens_from_its_group_and_leads_to_the_next(tmp_path: Path, page: Page) -> None:
     write_run(tmp_path)
     growing(tmp_path, 8)
-    with serving(tmp_path) as server:
+    with shown(tmp_path, page) as server:
         page.size(1300, 900)
         page.go(f"{server.url}#groups")
         page.until("document.querySelector('[data-group=\"1\"]')")
@@ -101,7 +115,7 @@ def test_a_trajectory_opens_from_its_group_and_leads_to_the_next(tmp_path: Path,
 
 
 def test_an_empty_directory_is_told_and_then_its_run_is_shown(tmp_path: Path, page: Page) -> None:
-    with serving(tmp_path) as server:
+    with shown(tmp_path, page) as server:
         page.go(server.url)
         page.until("!at('empty').hidden")
         assert page.value("at('empty').textContent").startswith("Nothing was measured yet")
