@@ -16,10 +16,10 @@ import atexit
 import gc
 import os
 import resource
+import select
 import signal
 import struct
 import sys
-import time
 import types
 from typing import Any, NoReturn
 
@@ -35,9 +35,7 @@ MAX_VALUE_CHARS = 8192
 _AST: int = ast.PyCF_ONLY_AST
 _MAX_MESSAGE_CHARS = 2000
 _MAX_FRAMES = 12
-_BELIEVED_S = 0.2
 _LENGTH = struct.Struct("<I")
-_REHEARSAL = "def f(x):\n    return [x, f'{x}', {x: 1.5}]\nfor i in range(9):\n    f(i)\nf(0)"
 
 
 def receive(fd: int) -> list[Any]:
@@ -65,9 +63,11 @@ def send(fd: int, *record: Any) -> None:
 
 
 def give_up(ctl: int, why: str) -> NoReturn:
-    """The sandbox's own failure; the job stays unread until the supervisor has seen that it is."""
+    """The sandbox's own failure; the job stays unread until the supervisor, which has seen that it is, hangs up."""
     send(ctl, BROKEN, why)
-    time.sleep(_BELIEVED_S)
+    hangs_up = select.poll()
+    hangs_up.register(ctl, 0)
+    hangs_up.poll()
     os._exit(1)
 
 
@@ -96,8 +96,7 @@ def run_session(ctl: int, main: types.ModuleType, atexit_base: int) -> NoReturn:
     """Run cell after cell in one namespace; each begins in a fork, so that its parent still has the state before it.
 
     The parent waits. A cell that ends ends its parent, and goes on as the parent of the next; one that dies is
-    reported by its parent, which starts anew from what it has. One that dies between its outcome and its parent's end
-    is seen by DIED after OUTCOME without an ACTIVE between: its state is lost.
+    reported by its parent, which starts anew from what it has.
     """
     while True:
         pid = os.fork()
@@ -107,19 +106,13 @@ def run_session(ctl: int, main: types.ModuleType, atexit_base: int) -> NoReturn:
             continue
         me = os.getpid()
         send(ctl, ACTIVE, me)
-        _rehearse()
         code, stdin = receive(ctl)
         used_s = _cpu_s()
         outcome = _run(code, stdin, main, atexit_base)
         if os.getpid() != me:
             os._exit(0 if outcome[0] == "ok" else 1)
-        send(ctl, OUTCOME, *outcome, _cpu_s() - used_s)
         os.kill(os.getppid(), signal.SIGKILL)
-
-
-def _rehearse() -> None:
-    """Go the way of a cell: the pages of the interpreter that it writes to are copied now, while nobody waits."""
-    msgpack.unpackb(msgpack.packb([execute(_REHEARSAL, {}), _cpu_s()]))
+        send(ctl, OUTCOME, *outcome, _cpu_s() - used_s)
 
 
 def _run(code: str, stdin: bytes, main: types.ModuleType, atexit_base: int) -> list[Any]:

@@ -46,7 +46,6 @@ class Session(Coding):
         self._on_lost = on_lost
         self._inner_pid = 0
         self._ready = False
-        self._settled = False
         super().__init__(loop, slots, limits, on_blocked=on_blocked, on_result=on_result)
         # Who sent a record is told by the kernel: the process that computes, as the host numbers it.
         self.ctl.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -76,25 +75,15 @@ class Session(Coding):
         """What the guest reports."""
         if record[0] == guest.ACTIVE and isinstance(record[1], int):
             self._inner_pid, self.pid = record[1], self._sender
-            self._ready, self._settled = True, False
+            self._ready = True
             if self.job is not None and self.busy:
                 self._begin_cell(self.job)
         elif record[0] == guest.DIED and isinstance(record[1], int):
-            if self._settled:  # what goes on is older than the last result
-                self.lose_state()
-                return
             self.drain()
             group = self.slot.group
             self.died(abs(record[1]), 0.0, group is not None and group.killed())
         else:
-            self._settled = True
             self.take_outcome(record)
-
-    def lose_state(self) -> None:
-        """The state that the last result spoke of is gone."""
-        if self.job is not None:
-            self.conclude(Status.SESSION_LOST)
-        self.end()
 
     def stop(self) -> None:
         """Kill the cell; its parent reports that and goes on from the state before."""
