@@ -181,6 +181,16 @@ class IndexFault(Exception):
     """The index cannot be used; the message names the file, what was found and what to do."""
 
 
+def reading(path: Path, *, timeout_s: float = 5.0, immutable: bool = False) -> sqlite3.Connection:
+    """A connection that only reads, whatever the path is called; `immutable`: nobody writes to the file.
+
+    Raises:
+        sqlite3.Error: there is no such file, or it cannot be opened.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
+    return sqlite3.connect(uri, uri=True, timeout=timeout_s)
+
+
 class Index:
     """One connection to `index.sqlite`; used by one thread at a time."""
 

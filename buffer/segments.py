@@ -92,6 +92,42 @@ def split(record: Bytes, where: str) -> tuple[memoryview, memoryview]:
     return view[HEADER_BYTES : HEADER_BYTES + num_body], view[HEADER_BYTES + num_body :]
 
 
+def path_of(directory: Path, number: int) -> Path:
+    """The file of a segment."""
+    return directory / f"{number:08d}.seg"
+
+
+def read(directory: Path, places: Iterable[Place]) -> list[tuple[memoryview, memoryview]]:
+    """(body, payload) at each place, checksums verified.
+
+    Raises:
+        SegmentGone: a segment was deleted when no kept checkpoint and no open group needed it any more.
+        SegmentError: a record is torn or altered.
+    """
+    files: dict[int, int] = {}
+    out = []
+    try:
+        for place in places:
+            if place.segment not in files:
+                files[place.segment] = _open(path_of(directory, place.segment))
+            data = os.pread(files[place.segment], place.length_bytes, place.offset_bytes)
+            out.append(split(data, f"{path_of(directory, place.segment)} at {place.offset_bytes}"))
+    finally:
+        for file in files.values():
+            os.close(file)
+    return out
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise SegmentGone(
+            f"{path} is deleted: no kept checkpoint and no open group needed it; buffer.keep_segments = true keeps "
+            "every segment"
+        ) from error
+
+
 def scan(path: Path) -> Iterator[tuple[int, memoryview, memoryview]]:
     """(offset, body, payload) of every whole record of a file, up to a torn or altered one."""
     data = memoryview(path.read_bytes())
@@ -145,7 +181,7 @@ class Segments:
         return file
 
     def path(self, number: int) -> Path:
-        return self._directory / f"{number:08d}.seg"
+        return path_of(self._directory, number)
 
     @property
     def number(self) -> int:
@@ -196,32 +232,8 @@ class Segments:
                     rest = rest[os.write(self._file, rest) :]
 
     def read(self, places: Iterable[Place]) -> list[tuple[memoryview, memoryview]]:
-        """(body, payload) at each place, checksums verified.
-
-        Raises:
-            SegmentGone: a segment was deleted when no kept checkpoint and no open group needed it any more.
-        """
-        files: dict[int, int] = {}
-        out = []
-        try:
-            for place in places:
-                if place.segment not in files:
-                    files[place.segment] = self._open(place.segment)
-                data = os.pread(files[place.segment], place.length_bytes, place.offset_bytes)
-                out.append(split(data, f"{self.path(place.segment)} at {place.offset_bytes}"))
-        finally:
-            for file in files.values():
-                os.close(file)
-        return out
-
-    def _open(self, number: int) -> int:
-        try:
-            return os.open(self.path(number), os.O_RDONLY)
-        except FileNotFoundError as error:
-            raise SegmentGone(
-                f"{self.path(number)} is deleted: no kept checkpoint and no open group needed it; buffer.keep_segments "
-                "= true keeps every segment"
-            ) from error
+        """As the function `read`."""
+        return read(self._directory, places)
 
     def numbers(self) -> set[int]:
         """The segments that are on disk."""

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from buffer import journal
-from buffer.index import ENDS, NEEDED, TABLES, Index, IndexFault
+from buffer.index import ENDS, NEEDED, TABLES, Index, IndexFault, reading
 from buffer.journal import End, Journal, Statement
 
 SNAPSHOT_BYTES = 32 << 20
@@ -105,8 +105,7 @@ class Spare:
     def _snapshot(self) -> Path:
         partial = self._directory / "snapshot.partial"
         partial.unlink(missing_ok=True)
-        live = f"file:{self._index}?mode=ro"
-        with closing(sqlite3.connect(live, uri=True)) as source, closing(sqlite3.connect(partial)) as target:
+        with closing(reading(self._index)) as source, closing(sqlite3.connect(partial)) as target:
             source.backup(target)
             number = target.execute("PRAGMA user_version").fetchone()[0]
         _sync(partial)
@@ -184,7 +183,7 @@ def _opened(scratch: Path, base: Path | None) -> Iterator[sqlite3.Connection]:
         if base is None:
             db.executescript(TABLES)
         else:
-            with closing(sqlite3.connect(f"file:{base}?mode=ro&immutable=1", uri=True)) as source:
+            with closing(reading(base, immutable=True)) as source:
                 source.backup(db)
         yield db
 

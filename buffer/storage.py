@@ -9,7 +9,6 @@ Invariant   payload is synced before the rows that point to it commit; units com
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from buffer.codec import decode
-from buffer.index import ENDS, NEEDED, Index, IndexFault
+from buffer.index import ENDS, NEEDED, Index, IndexFault, reading
 from buffer.journal import NO_PAYLOAD, Statement
 from buffer.schema import RolloutKey, Trajectory, Turn
 from buffer.segments import Bytes, Place, Segments, record_bytes
@@ -92,7 +91,7 @@ class Storage:
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Committed rows; any thread."""
         if not hasattr(self._readers, "db"):
-            self._readers.db = sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=30.0)
+            self._readers.db = reading(self._path, timeout_s=30.0)
         return self._readers.db.execute(sql, parameters).fetchall()
 
     def turns(self, key: RolloutKey, *, writable: bool = False) -> list[Turn]:

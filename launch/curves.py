@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sqlite3
 import statistics
 import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from buffer.index import reading
 from sandbox.api import Status, is_failure, is_infra
 
 MIN_ROLLOUTS = 16
@@ -73,14 +74,11 @@ def read(directory: Path, min_rollouts: int = MIN_ROLLOUTS) -> Curve:
         if not path.is_file():
             raise NotARun(f"{path} is not there: give the directory of a run")
     recipe = tomllib.loads(recipe_path.read_text(encoding="utf-8"))
-    db = sqlite3.connect(f"file:{index}?mode=ro", uri=True)
-    try:
+    with closing(reading(index)) as db:
         rows = [
             (json.loads(runs)[0][1], reward, [Status(status) for status in json.loads(statuses)])
             for runs, reward, statuses in db.execute(ROLLOUTS)
         ]
-    finally:
-        db.close()
     return Curve(
         run=directory.name,
         mode=recipe.get("roc", {}).get("mode", "paper"),

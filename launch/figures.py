@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from buffer.index import reading
 from sandbox.api import Status, is_failure, is_infra
 
 TRAINED = """
@@ -38,8 +39,7 @@ WHERE g.kind = 'eval' AND g.phase = ? AND r.state = 'finished'
 
 def figures(directory: Path) -> dict[str, Any]:
     """Everything, as plain types."""
-    index = directory / "buffer" / "index.sqlite"
-    with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as db:
+    with closing(reading(directory / "buffer" / "index.sqlite")) as db:
         meta = dict(db.execute("SELECT key, value FROM meta"))
         steps = _learner_steps(db)
         out = {

@@ -23,8 +23,9 @@ async def filled(peers: Peers) -> tuple[BufferClient, BufferClient, BufferClient
     return learner, engine, roc
 
 
-async def test_a_step_from_lease_to_trajectories(tmp_path: Path) -> None:
-    async with serving(tmp_path, settings()) as peers:
+@pytest.mark.parametrize("name", ["run", "100% #1? a"])
+async def test_a_step_from_lease_to_trajectories(tmp_path: Path, name: str) -> None:
+    async with serving(tmp_path / name, settings()) as peers:
         learner, engine, _ = await filled(peers)
         assert await engine.lease(1, 0, 0.0) == []  # B tickets are active
         batch = await learner.take(0, 1.0)

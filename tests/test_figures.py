@@ -17,6 +17,8 @@ from rich.console import Console
 from buffer.meters import Meters
 from launch.config import parse
 from launch.figures import figures
+from launch.monitor.trace import trace
+from launch.monitor.web_records import details
 from launch.progress import Progress, headline, screen
 from launch.prometheus import Exporter
 from launch.run_directory import RunDirectory
@@ -168,3 +170,13 @@ def test_the_live_view_names_each_role_and_what_it_waits_for() -> None:
     assert "starved 75% down 25%, waits for the batch of step 2" in text
     assert "rollout-0" in text
     assert "failed" in text
+
+
+def test_a_directory_with_signs_of_an_address_in_its_name_is_read(tmp_path: Path) -> None:
+    run, odd = tmp_path / "run", tmp_path / "100% #1?"
+    run.mkdir()
+    run_writer.write_run(run)
+    run.rename(odd)
+    assert figures(odd)["learner_steps"] == audit.report.audit(odd).figures["learner_steps"] > 0
+    assert trace(odd, 3600.0)["traceEvents"]
+    assert details(odd, "view=groups")["closed"]

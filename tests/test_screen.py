@@ -157,7 +157,8 @@ def test_an_empty_directory_and_one_without_an_index_say_so(tmp_path: Path) -> N
         assert one.page().head.startswith(head)
         for page in pages(one, "23456"):
             assert not page.failed
-            assert page.lines[-1] == "no single records: nothing is recorded yet (no buffer/index.sqlite)"
+            none = f"nothing is recorded yet (no buffer/index.sqlite in {directory}): let the run train first"
+            assert page.lines[-1] == f"no single records: {none}"
 
 
 def test_a_run_of_records_alone_is_shown(tmp_path: Path) -> None:

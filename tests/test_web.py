@@ -88,7 +88,8 @@ def test_there_are_no_other_paths(finished: Server, path: str) -> None:
 def test_records_are_told_and_only_what_a_page_asks(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         answer, body = ask(server, "/records.json?view=groups")
-        assert (answer.status, json.loads(body)) == (200, {"none": "nothing is recorded yet (no buffer/index.sqlite)"})
+        none = f"nothing is recorded yet (no buffer/index.sqlite in {tmp_path}): let the run train first"
+        assert (answer.status, json.loads(body)) == (200, {"none": none})
         answer, body = ask(server, "/records.json?view=passwords")
     assert (answer.status, body[:12]) == (400, b"view is one ")
 

@@ -8,8 +8,8 @@ Invariant   a limit is named only when what comes before it is held up and what 
             without a limit
 
 The stage with the least capacity limits. Engine slots, KV cache and tickets have no work of their own to be busy with:
-they limit when they are used up while no stage is used to the full, or none but the cores, most of which engines use
-that would make more of them with more to do at once.
+they limit when they are used up while no stage is used to the full; also while only the cores are, if engines use most
+of them and would make more tokens of them with more to do at once.
 """
 
 from __future__ import annotations

@@ -16,9 +16,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from buffer.codec import CodecError, decode
+from buffer.codec import CodecError, decode, unpack
+from buffer.index import reading
 from buffer.schema import Turn
-from buffer.segments import SegmentError, split
+from buffer.segments import Place, SegmentError, SegmentGone, read
+from launch.config import ConfigError
 from launch.monitor.readings import tail
 
 GROUPS = """
@@ -37,7 +39,7 @@ WHERE status <> '' ORDER BY segment DESC, offset_bytes DESC LIMIT ?
 """
 
 
-class NoRecords(Exception):
+class NoRecords(ConfigError):
     """The run has no index, or none that can be read; says why."""
 
 
@@ -122,9 +124,9 @@ def opened(directory: Path) -> Iterator[sqlite3.Connection]:
     """
     index = directory / "buffer" / "index.sqlite"
     if not index.is_file():
-        raise NoRecords("nothing is recorded yet (no buffer/index.sqlite)")
+        raise NoRecords(f"nothing is recorded yet (no buffer/index.sqlite in {directory}): let the run train first")
     try:
-        with closing(sqlite3.connect(f"{index.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(reading(index)) as db:
             yield db
     except sqlite3.Error as error:
         raise NoRecords(f"{index} cannot be read: {error}") from error
@@ -166,15 +168,33 @@ def payload(directory: Path, segment: int, offset: int, length: int) -> Turn | N
     Raises:
         NoRecords: its bytes are not what they were.
     """
-    path = directory / "buffer" / "segments" / f"{segment:08d}.seg"
+    found = _record(directory, segment, offset, length)
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            body, arrays = split(file.read(length), f"{path} at {offset}")
-            return decode(Turn, body, arrays)
-    except FileNotFoundError:
+        return None if found is None else decode(Turn, *found)
+    except CodecError as error:
+        raise NoRecords(str(error)) from error
+
+
+def seconds_of(directory: Path, segment: int, offset: int, length: int) -> tuple[float, float, float] | None:
+    """generate_s, tool_queue_s, tool_run_s of a turn: the last fields of its record; None where it was deleted.
+
+    Raises:
+        NoRecords: its bytes are not what they were.
+    """
+    found = _record(directory, segment, offset, length)
+    if found is None:
         return None
-    except (SegmentError, CodecError) as error:
+    generate_s, queue_s, run_s = unpack(found[0], len(found[0]))[-3:]
+    return float(generate_s), float(queue_s), float(run_s)
+
+
+def _record(directory: Path, segment: int, offset: int, length: int) -> tuple[memoryview, memoryview] | None:
+    place = Place(segment=segment, offset_bytes=offset, length_bytes=length)
+    try:
+        return read(directory / "buffer" / "segments", [place])[0]
+    except SegmentGone:
+        return None
+    except SegmentError as error:
         raise NoRecords(str(error)) from error
 
 

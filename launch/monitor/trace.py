@@ -16,15 +16,13 @@ import heapq
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buffer.codec import unpack
-from buffer.segments import split
 from launch.config import ConfigError
 from launch.monitor.readings import History, read_directory
+from launch.monitor.records import opened, seconds_of
 from launch.monitor.tracks import Span, Tracks
 
 LEARNER, STORE = "learner-0", "buffer-0"
@@ -48,10 +46,7 @@ def trace(directory: Path, seconds: float, until_unix_s: float | None = None) ->
     Raises:
         ConfigError: nothing is recorded.
     """
-    index = directory / "buffer" / "index.sqlite"
-    if not index.is_file():
-        raise ConfigError(f"{directory}: nothing is recorded yet (no buffer/index.sqlite)")
-    with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as db:
+    with opened(directory) as db:
         end_s = until_unix_s or _last(db)
         if end_s is None:
             raise ConfigError(f"{directory}: nothing is recorded yet")
@@ -124,11 +119,10 @@ class _TurnRow:
 
 def _turns(db: sqlite3.Connection, directory: Path, span: Span) -> Iterator[_TurnRow]:
     """With the times that only the payload holds; 0 where it was deleted."""
-    folder, reach_s = directory / "buffer" / "segments", span.to_s + REACH_S
     for engine, group, rollout, turn, at_s, segment, offset, length, tokens, status, runs in db.execute(
-        TURNS, (span.from_s, reach_s)
+        TURNS, (span.from_s, span.to_s + REACH_S)
     ):
-        generate_s, queue_s, run_s = _times(folder / f"{segment:08d}.seg", offset, length)
+        generate_s, queue_s, run_s = seconds_of(directory, segment, offset, length) or (0.0, 0.0, 0.0)
         yield _TurnRow(
             engine=engine,
             group=group,
@@ -142,18 +136,6 @@ def _turns(db: sqlite3.Connection, directory: Path, span: Span) -> Iterator[_Tur
             queue_s=queue_s,
             run_s=run_s,
         )
-
-
-def _times(path: Path, offset: int, length: int) -> tuple[float, float, float]:
-    """generate_s, tool_queue_s, tool_run_s: the last three fields of a record's body (buffer/segments.py)."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            body, _ = split(file.read(length), f"{path} at {offset}")
-    except FileNotFoundError:  # deleted, since no kept checkpoint needs it
-        return 0.0, 0.0, 0.0
-    generate_s, queue_s, run_s = unpack(body, len(body))[-3:]
-    return float(generate_s), float(queue_s), float(run_s)
 
 
 def _turn(row: _TurnRow, track: str, after_s: float, tracks: Tracks) -> None:

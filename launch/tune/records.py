@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from launch.config import ConfigError, read_toml, validate
 from launch.monitor import parts
 from launch.monitor.moments import Moments
 from launch.monitor.readings import read_directory, tail
+from launch.monitor.records import opened
 from launch.monitor.spans import Span
 from launch.tree import Recipe
-from launch.tune.payload import Payload
 from launch.tune.rows import decide_s, groups, rollout_rest_s, steps, swaps
 from launch.tune.shapes import Machine, RatePoint, Recorded, Setting
 
@@ -53,19 +52,16 @@ def read(directory: Path) -> Recorded:
     Raises:
         ConfigError: there is no run, or it has too few steps, or it kept none of its groups.
     """
-    recipe_path, index = directory / "recipe.toml", directory / "buffer" / "index.sqlite"
+    recipe_path = directory / "recipe.toml"
     if not recipe_path.is_file():
         raise ConfigError(f"{directory}: holds no run (no recipe.toml)")
     recipe = validate(Recipe, read_toml(recipe_path), str(recipe_path))
-    if not index.is_file():
-        raise ConfigError(f"{directory}: nothing is recorded yet (no buffer/index.sqlite): let the run train first")
-    with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as db:
+    with opened(directory) as db:
         dials = dict(db.execute("SELECT name, value FROM dials ORDER BY id").fetchall())
         setting = _setting(recipe, dials)
         window = _window(db, directory, setting.max_staleness)
         moments = _moments(directory, window)
-        with Payload(directory / "buffer" / "segments") as payload:
-            work = groups(db, payload, window.from_s, window.to_s, MAX_GROUPS)
+        work = groups(db, directory, window.from_s, window.to_s, MAX_GROUPS)
         trained, mean_age = _trained(db, window)
         if not work or not trained:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """Rows of a run's index, as records of work.
 
-Consumes    an open index (buffer/index.py), the payload of its segments
+Consumes    an open index (buffer/index.py), the segments beside it
 Produces    groups with their rollouts and turns, learner steps, swaps, and the delays between them
 Waits for   nothing but the disk
 Invariant   only what is complete counts: groups that RoC decided on, rollouts with a score, published versions
@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from buffer.schema import Finish
-from launch.tune.payload import Payload
+from launch.monitor.records import seconds_of
 from launch.tune.shapes import GroupWork, RolloutWork, StepTime, SwapTime, TurnWork
 
 GROUPS = """
@@ -46,14 +47,16 @@ SELECT avg(decided_unix_s - scored_unix_s) FROM groups WHERE kind = 'train' AND 
 """
 
 
-def groups(db: sqlite3.Connection, payload: Payload, from_s: float, to_s: float, most: int) -> tuple[GroupWork, ...]:
+def groups(db: sqlite3.Connection, directory: Path, from_s: float, to_s: float, most: int) -> tuple[GroupWork, ...]:
     """Decided in the window; the newest, oldest first."""
     found = db.execute(GROUPS, (from_s, to_s, most)).fetchall()
-    works = (GroupWork(num_rollouts=count, rollouts=_rollouts(db, payload, group)) for group, count in reversed(found))
+    works = (
+        GroupWork(num_rollouts=count, rollouts=_rollouts(db, directory, group)) for group, count in reversed(found)
+    )
     return tuple(work for work in works if work.rollouts)
 
 
-def _rollouts(db: sqlite3.Connection, payload: Payload, group: int) -> tuple[RolloutWork, ...]:
+def _rollouts(db: sqlite3.Connection, directory: Path, group: int) -> tuple[RolloutWork, ...]:
     turns: dict[int, list[tuple[Any, ...]]] = {}
     for rollout, *turn in db.execute(TURNS, (group,)):
         turns.setdefault(rollout, []).append(tuple(turn))
@@ -61,7 +64,7 @@ def _rollouts(db: sqlite3.Connection, payload: Payload, group: int) -> tuple[Rol
     for row in db.execute(ROLLOUTS, (group,)):
         finish = _finish(group, row)
         if turns.get(finish.rollout):
-            out.append(RolloutWork(turns=_turns(turns[finish.rollout], finish, payload), finish=finish))
+            out.append(RolloutWork(turns=_turns(turns[finish.rollout], finish, directory), finish=finish))
     return tuple(out)
 
 
@@ -85,13 +88,14 @@ def _finish(group: int, row: tuple[Any, ...]) -> Finish:
     )
 
 
-def _turns(rows: list[tuple[Any, ...]], finish: Finish, payload: Payload) -> tuple[TurnWork, ...]:
+def _turns(rows: list[tuple[Any, ...]], finish: Finish, directory: Path) -> tuple[TurnWork, ...]:
     """With the seconds of each call; where the payload is gone, an equal part of the rollout's."""
     context, out = 0, []
     for segment, offset, length, prompt, output, observation, status in rows:
-        run_s = payload.run_s(segment, offset, length) if status else 0.0
-        if run_s is None:
-            run_s = finish.tool_s / max(1, len(finish.statuses))
+        run_s = 0.0
+        if status:
+            found = seconds_of(directory, segment, offset, length)
+            run_s = found[-1] if found is not None else finish.tool_s / max(1, len(finish.statuses))
         context += prompt + output + observation
         called = bool(status) and status != "malformed"
         out.append(TurnWork(num_tokens=output, context_tokens=context, called=called, run_s=run_s))

@@ -155,7 +155,7 @@ def load(directory: Path) -> Run:
     index = directory / "buffer" / "index.sqlite"
     if not index.is_file():
         raise FileNotFoundError(f"{index} is not there: give a run directory")
-    db = sqlite3.connect(f"file:{index}?mode=ro", uri=True, isolation_level=None)
+    db = sqlite3.connect(f"{index.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
     db.row_factory = sqlite3.Row
     try:
         db.execute("BEGIN")

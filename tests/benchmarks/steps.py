@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from buffer.index import reading
 from tests.chaos.victim import Victim
 
 PATIENCE_S = 300.0
@@ -22,7 +23,7 @@ PATIENCE_S = 300.0
 
 def index(directory: Path) -> sqlite3.Connection:
     """The run's, read-only."""
-    return sqlite3.connect(f"file:{directory / 'buffer' / 'index.sqlite'}?mode=ro", uri=True)
+    return reading(directory / "buffer" / "index.sqlite")
 
 
 def taken(victim: Victim, step: int, patience_s: float = PATIENCE_S) -> float:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sqlite3
 import statistics
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,9 @@ from launch.tune.records import read
 from launch.tune.shapes import Recorded, Setting
 from launch.tune.show import words
 from launch.tune.sweep import predict, recommend, sweep
+from tests.benchmarks.steps import PATIENCE_S, taken
 from tests.chaos.victim import Victim
 
-PATIENCE_S = 300.0
 BASE = Setting(max_staleness=1, groups_per_step=8, group_size=4, concurrency=64)
 FIXED = (
     "learner.lr=1e-7",
@@ -109,7 +107,7 @@ def recorded(directory: Path, setting: Setting, seconds: float) -> Recorded:
         victim = Victim(directory, overrides=(*FIXED, *dials))
         try:
             victim.start()
-            begin_s = _taken(victim, directory, setting.max_staleness + 1)
+            begin_s = taken(victim, setting.max_staleness + 1)
             time.sleep(max(0.0, begin_s + seconds - time.time()))
             if victim.exit_code is not None:
                 raise SystemExit(f"the run ended within the window\n{victim.told()}")
@@ -118,22 +116,6 @@ def recorded(directory: Path, setting: Setting, seconds: float) -> Recorded:
         finally:
             victim.close()
     return read(directory)
-
-
-def _taken(victim: Victim, directory: Path, step: int) -> float:
-    """When the batch of `step` was taken, seconds since 1970."""
-    index, end_s = directory / "buffer" / "index.sqlite", time.monotonic() + PATIENCE_S
-    while time.monotonic() < end_s and victim.exit_code is None:
-        if index.exists():
-            with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as db:
-                try:
-                    row = db.execute("SELECT taken_unix_s FROM batches WHERE step = ?", (step,)).fetchone()
-                except sqlite3.OperationalError:  # the table is not there yet
-                    row = None
-                if row is not None:
-                    return float(row[0])
-        time.sleep(0.1)
-    raise SystemExit(f"no batch of step {step} within {PATIENCE_S:.0f} s\n{victim.told()}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ CONSUMED = "(g.step IS NOT NULL OR (g.state = 'dropped' AND g.drop_reason IN ('a
 def times(directory: Path) -> dict[str, Any]:
     """Everything, as plain types."""
     begun_s = (directory / "run.json").stat().st_mtime
-    with closing(sqlite3.connect(f"file:{directory / 'buffer' / 'index.sqlite'}?mode=ro", uri=True)) as db:
+    with closing(
+        sqlite3.connect(f"{(directory / 'buffer' / 'index.sqlite').absolute().as_uri()}?mode=ro", uri=True)
+    ) as db:
         batches = dict(db.execute("SELECT step, taken_unix_s FROM batches ORDER BY step"))
         published = dict(db.execute("SELECT version, max(unix_s) FROM publications GROUP BY version"))
         spans = [(taken_s, published[step + 1]) for step, taken_s in batches.items() if step + 1 in published]
