@@ -16,8 +16,7 @@ import traceback
 from typing import NoReturn
 
 from launch import early
-
-EXIT_FAILED = 1
+from launch.early import EXIT_FAILED
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def _code_of_a_run() -> int:
         try:
             cli.main()
         except SystemExit as ended:
-            return ended.code if isinstance(ended.code, int) else EXIT_FAILED
+            return int(ended.code or 0)
         except BaseException:  # the last boundary: told, and the exit code is that of a failure
             traceback.print_exc()
     return EXIT_FAILED

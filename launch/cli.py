@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from launch.config import ConfigError, load, parse, read_toml, to_toml
+from launch.early import EXIT_FAILED, EXIT_USAGE
 
 if TYPE_CHECKING:
     from launch.tree import Recipe
-
-EXIT_FAILED, EXIT_USAGE = 1, 2
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,6 +111,8 @@ def monitor(
     """What limits a run and what to turn; live, finished or interrupted. In a terminal: ? explains, q quits."""
     if not (once or as_json or web or sys.stdout.isatty()):
         raise ConfigError("monitor: standard output is no terminal; say --once, --json or --web")
+    if port and not web:
+        raise ConfigError(f"monitor: --port {port} is of --web, which is not there; say --web, or leave the port out")
     from launch.monitor import show, sources, text
     from launch.tune.check import contradicted
 

@@ -51,8 +51,8 @@ class Outcome(Enum):
     """How a run ended, and the exit code that says so."""
 
     REACHED = 0
-    FAILED = 1
-    INTERRUPTED = 75
+    FAILED = early.EXIT_FAILED
+    INTERRUPTED = early.EXIT_INTERRUPTED
 
 
 def drive(recipe: Recipe, *, address: str, fingerprint: str) -> int:

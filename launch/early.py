@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-EXIT_INTERRUPTED = 75
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 75
 COMMANDS = ("run", "resume")
 
 
