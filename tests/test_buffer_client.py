@@ -43,6 +43,7 @@ async def test_a_buffer_of_another_schema_is_named_at_once() -> None:
         await peer.close()
 
 
+@pytest.mark.slow
 async def test_what_goes_unanswered_is_sent_again_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "RESEND_S", 0.04)
     async with router() as (socket, endpoint):

@@ -38,6 +38,7 @@ async def test_staleness_stays_0_where_the_loss_does_not_correct_for_it(tmp_path
         assert (await monitor.status())["max_staleness"] == 0
 
 
+@pytest.mark.slow
 async def test_snapshots_are_written_once_a_second(tmp_path: Path) -> None:
     async with serving(tmp_path, settings()) as peers:
         engine = await peers.join("rollout", "rollout-0")
@@ -77,6 +78,7 @@ async def test_a_refusal_by_a_reading_thread_is_counted_as_every_other(tmp_path:
         assert refused == {"refused/unknown_key": 1, "refused/not_allowed": 1}
 
 
+@pytest.mark.slow
 async def test_figures_that_cannot_be_written_are_counted_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text("in the way of the folder")
     async with serving(tmp_path, settings()) as peers:

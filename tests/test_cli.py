@@ -101,6 +101,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_before_anything_heavy_is_imported(recipe: Path) -> None:
     command = [sys.executable, "-c", HEAVY, "run", str(recipe)]
     wrong = subprocess.run([*command, "--set", "a.b=1"], capture_output=True, text=True)

@@ -167,6 +167,7 @@ async def set_dial(directory: Path, change: str) -> str:
     return await asyncio.to_thread(turn, directory, change)
 
 
+@pytest.mark.slow
 async def test_the_command_turns_a_dial_of_a_running_buffer(driven: Path) -> None:
     run = json.loads((driven / "run.json").read_text())["run"]
     async with serving(driven, settings(), live=LR, run=run) as peers:

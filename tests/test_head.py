@@ -16,6 +16,7 @@ from launch.threads import in_thread
 from tests.whole_run import ENDLESS, Command
 
 
+@pytest.mark.slow
 async def test_a_head_that_listens_is_not_lost_and_one_that_does_not_is(unused_tcp_port: int) -> None:
     calls = asyncio.Event()
 

@@ -117,6 +117,7 @@ def copy(target: Path, without: str = "") -> None:
             (target / path.relative_to(source)).write_bytes(path.read_bytes())
 
 
+@pytest.mark.slow
 async def test_a_live_buffer_and_its_files_tell_the_same(tmp_path: Path) -> None:
     facts = Facts(name="r", settings={"groups.groups_per_step": 2})
     async with serving(tmp_path, settings()) as peers:

@@ -168,6 +168,7 @@ def test_the_command_prints_once_and_asks_for_a_terminal_otherwise(
     assert "nowhere: is no directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_commands_do_not_load_textual() -> None:
     asked = "import sys, launch.cli; print('textual' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

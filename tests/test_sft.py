@@ -141,6 +141,7 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     assert rates[-1] == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 def test_a_cold_start_learns_saves_and_repeats_itself(tmp_path: Path) -> None:
     reports: list[SftProgress] = []
     with Executor() as executor:

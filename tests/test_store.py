@@ -122,6 +122,7 @@ def test_a_file_that_is_no_index_is_refused_and_left_alone(tmp_path: Path) -> No
     assert path.read_bytes() == b"not a database at all" * 100
 
 
+@pytest.mark.slow
 def test_a_corrupted_page_is_found_at_the_next_start_and_the_turns_are_in_the_segments(tmp_path: Path) -> None:
     storage = Storage(tmp_path, RUN, 1 << 20)
     unit = open_run(storage, RUN, settings(), problem, (), Now(0.0, 0.0), {}).unit

@@ -117,6 +117,7 @@ def any_group(draw: st.DrawFn) -> GroupWork:
     return GroupWork(num_rollouts=4, rollouts=tuple(rollout(draw(turns), one, 0.2) for one in rights))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(
     st.lists(any_group(), min_size=1, max_size=5),
