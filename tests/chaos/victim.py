@@ -36,7 +36,7 @@ SMALL = (
 )
 """Steps of a second or two; so little is learnt in one that there always is something left to learn from."""
 ALWAYS = ("buffer.keep_segments=true", "run.max_restarts=1000")
-"""The audit reads every payload file."""
+"""The audit reads every payload file; overrides come after these."""
 
 
 class Victim:
@@ -47,7 +47,7 @@ class Victim:
         self._recipe = recipe
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]  # fixed, so that connections to the buffer can be told from others
-        self._overrides = (*overrides, *ALWAYS, f"buffer.port={self._port}", f"run.directory={directory}")
+        self._overrides = (*ALWAYS, *overrides, f"buffer.port={self._port}", f"run.directory={directory}")
         self._marks = {"ROCSTAR_CHAOS": uuid.uuid4().hex}
         self._guard = warden.watch_me(self._marks)
         self._command: subprocess.Popen[bytes] | None = None
@@ -100,19 +100,27 @@ class Victim:
                     return process
         return None
 
-    def cpu_seconds(self) -> dict[str, float]:
-        """CPU-seconds so far by role ("rest": Ray and the driver); a process counts with the children it reaped."""
-        out: dict[str, float] = {}
+    def families(self) -> dict[str, dict[int, psutil.Process]]:
+        """Processes by role, by pid ("rest": Ray and the driver): those that carry the mark, and their descendants."""
+        out: dict[str, dict[int, psutil.Process]] = {}
         seen: set[int] = set()
         for pid in warden.marked(self._marks):
             with contextlib.suppress(psutil.Error):
                 head = psutil.Process(pid)
                 role = head.environ().get("ROCSTAR_ROLE", "rest").rpartition("-")[0] or "rest"
                 family = [head] if role == "rest" else [head, *head.children(recursive=True)]
-                for process in family:
-                    if process.pid not in seen:
-                        seen.add(process.pid)
-                        out[role] = out.get(role, 0.0) + sum(process.cpu_times()[:4])
+                new = {process.pid: process for process in family if process.pid not in seen}
+                seen |= new.keys()
+                out.setdefault(role, {}).update(new)
+        return out
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU-seconds so far by role ("rest": Ray and the driver); a process counts with the children it reaped."""
+        out: dict[str, float] = {}
+        for role, family in self.families().items():
+            for process in family.values():
+                with contextlib.suppress(psutil.Error):
+                    out[role] = out.get(role, 0.0) + sum(process.cpu_times()[:4])
         return out
 
     def cut(self, process: psutil.Process) -> int:
