@@ -4,7 +4,7 @@
 
 Consumes    idle cores and a disk; the buffer is a process of its own, its peers are this process
 Produces    seconds and MB/s of each phase, the same bytes by plain append + fdatasync beside it (in pieces of the
-            mean size of the buffer's commits), the buffer's peak RSS
+            mean size of the buffer's commits) and by a bare pipeline beside it, the buffer's peak RSS
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from buffer.client import BufferClient
 from buffer.schema import Decision, Lease, LogProbs, Turn, VersionRun
+from tests.benchmarks.bare_wire import bare
 from tests.buffers import Peers, Process, finish, settings
 
 ROLLOUTS_AT_ONCE = 64
@@ -51,6 +52,8 @@ class Result:
     ingest_mb_s: float
     plain_mb_s: float
     share_of_plain: float
+    bare_mb_s: float
+    """the least a Python process does to take in as many messages and bytes: bare_wire.py"""
     filter_s: float
     take_s: float
     total_s: float
@@ -170,6 +173,8 @@ async def measure(load: Load, senders: int, directory: Path) -> Result:
     commits = sum(status["buffer"]["histograms"]["commit_s"]["counts"])
     ingest_s = pushed_s - leased_s
     plain_s = plain(directory, int(num_bytes), int(num_bytes / commits))
+    num_turns = load.groups * load.rollouts * load.turns
+    bare_s = bare(directory, num_turns, int(num_bytes / num_turns), senders, at_once)
     return Result(
         senders=senders,
         load=load,
@@ -179,6 +184,7 @@ async def measure(load: Load, senders: int, directory: Path) -> Result:
         ingest_mb_s=num_bytes / 1e6 / ingest_s,
         plain_mb_s=num_bytes / 1e6 / plain_s,
         share_of_plain=plain_s / ingest_s,
+        bare_mb_s=num_bytes / 1e6 / bare_s,
         filter_s=decided_s - pushed_s,
         take_s=take_s,
         total_s=decided_s - started_s + take_s,
