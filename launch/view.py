@@ -3,7 +3,8 @@
 Consumes    a status now and one of a little earlier, with their times
 Produces    `View`: rates, shares, and a line per role
 Waits for   nothing: pure functions
-Invariant   a rate is a difference of cumulative counters over the time between; what is not known is None
+Invariant   a rate is a difference of cumulative counters over the time between, never negative; what is not known is
+            None
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launch.monitor.spans import Span
 from sandbox.api import Status, is_failure, is_infra
 
 
@@ -56,10 +58,10 @@ class View:
 
 def view(now: Mapping[str, Any], before: Mapping[str, Any], span_s: float, states: Mapping[str, str]) -> View:
     """`states` are the roles' as the driver knows them; `now` is {} before the buffer has answered."""
-    counters = Delta(now, before)
-    finished, reward = counters.of("rollouts_finished/train"), counters.of("reward/train")
-    kept, dropped = counters.of("groups_kept"), counters.under("groups_dropped/")
-    calls = {Status(status): number for status, number in counters.tails("calls/train/").items() if number}
+    counters = Span(before.get("buffer", {}), now.get("buffer", {}))
+    finished, reward = counters.count("rollouts_finished/train"), counters.count("reward/train")
+    kept, dropped = counters.count("groups_kept"), counters.total("groups_dropped/")
+    calls = {Status(status): number for status, number in counters.tails("calls/train/").items()}
     counted = sum(number for status, number in calls.items() if not is_infra(status))
     failed = sum(number for status, number in calls.items() if is_failure(status))
     age = now.get("ages", {}).get("total", {})
@@ -69,8 +71,8 @@ def view(now: Mapping[str, Any], before: Mapping[str, Any], span_s: float, state
         steps=now.get("steps", 0),
         version=now.get("acked", 0),
         groups_per_min=_over((kept + dropped) * 60, span_s),
-        rollouts_per_s=_over(counters.under("rollouts_finished/"), span_s),
-        tokens_per_s=_over(counters.of("tokens_generated"), span_s),
+        rollouts_per_s=_over(counters.total("rollouts_finished/"), span_s),
+        tokens_per_s=_over(counters.count("tokens_generated"), span_s),
         reward=_over(reward, finished),
         tool_error=_over(failed, counted),
         dropped=_over(dropped, kept + dropped),
@@ -81,26 +83,6 @@ def view(now: Mapping[str, Any], before: Mapping[str, Any], span_s: float, state
         evaluated=_evaluated(now),
         roles=tuple(_role(name, state, now, before) for name, state in states.items()),
     )
-
-
-class Delta:
-    """Differences of the buffer's counters."""
-
-    def __init__(self, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        self._now = now.get("buffer", {}).get("counters", {})
-        earlier = before.get("buffer", {}).get("counters", {})
-        same_life = now.get("life") == before.get("life")
-        self._before = earlier if same_life else {}
-
-    def of(self, key: str) -> float:
-        return float(self._now.get(key, 0) - self._before.get(key, 0))
-
-    def tails(self, prefix: str) -> dict[str, float]:
-        """By what follows the prefix."""
-        return {key.removeprefix(prefix): self.of(key) for key in self._now if key.startswith(prefix)}
-
-    def under(self, prefix: str) -> float:
-        return sum(self.tails(prefix).values())
 
 
 def _over(amount: float, by: float) -> float | None:
@@ -128,6 +110,8 @@ def _role(name: str, state: str, now: Mapping[str, Any], before: Mapping[str, An
     if state != "running" or not snapshot:
         return RoleLine(name=name, state=state, does="")
     clock, earlier = snapshot.get("clock", {}), snapshot_of(before, name).get("clock", {})
+    if sum(clock.values()) < sum(earlier.values()):  # another life
+        earlier = {}
     spent = {key: seconds - earlier.get(key, 0.0) for key, seconds in clock.items()}
     total = sum(spent.values())
     shares = " ".join(

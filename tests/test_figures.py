@@ -112,8 +112,23 @@ def test_rates_are_differences_over_the_window() -> None:
 
 
 def test_a_restarted_buffer_makes_no_negative_rates() -> None:
-    seen = view(buffer_status(10, 5, 1, 1, life=2), buffer_status(300, 150, 60, 20), 10.0, {})
+    seen = view(buffer_status(299, 150, 60, 20, life=2), buffer_status(300, 150, 60, 20), 10.0, {})
+    assert not seen.rollouts_per_s
+
+
+def test_a_restarted_buffer_makes_no_rates_out_of_the_whole_run() -> None:
+    seen = view(buffer_status(310, 155, 62, 21, life=2), buffer_status(300, 150, 60, 20), 10.0, {})
     assert seen.rollouts_per_s == pytest.approx(1.0)
+
+
+def test_a_restarted_role_makes_no_negative_shares() -> None:
+    def status(state: str, wall_s: float) -> dict[str, Any]:
+        meters = Meters("learner", "learner-0", 0.0)
+        meters.clock.enter(state, 0.0)
+        return {"peers": {"learner-0": {"snapshot": meters.snapshot(wall_s)}}}
+
+    seen = view(status("busy", 4.0), status("starved", 100.0), 10.0, {"learner-0": "running"})
+    assert seen.roles[0].does == "busy 100%"
 
 
 def test_nothing_known_is_shown_as_nothing() -> None:

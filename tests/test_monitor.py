@@ -175,6 +175,24 @@ def test_a_role_that_began_another_life_has_no_negative_figures() -> None:
     assert slow.seconds == 101.0
 
 
+def test_a_buffer_that_took_its_figures_up_a_second_back_shows_no_growth() -> None:
+    buffer = Meters("buffer", "buffer-0", 0.0)
+    buffer.count("turns", 100)
+    buffer.observe("commit_s", 0.003, count=50)
+    durable = buffer.snapshot(5.0)
+    buffer.count("turns", 7)
+    buffer.observe("commit_s", 0.003, count=3)
+    seen = buffer.snapshot(5.9) | {"unix_s": 105.9}
+    revived = Meters("buffer", "buffer-0", 20.0)
+    revived.restore(durable)
+    span = Span(seen, revived.snapshot(21.0) | {"unix_s": 121.0})
+    assert not span.same_life
+    assert span.seconds == pytest.approx(15.1)
+    assert (span.count("turns"), span.total("turn"), span.spread("commit_s").count) == (0.0, 0.0, 0)
+    revived.count("turns", 10)
+    assert Span(seen, revived.snapshot(22.0) | {"unix_s": 122.0}).count("turns") == 3
+
+
 def test_quantiles_lie_within_their_buckets() -> None:
     spread = Spread((1.0, 2.0, 4.0), (0, 10, 0, 0), 15.0)
     assert spread.quantile(0.5) == pytest.approx(1.5)

@@ -4,7 +4,7 @@ Consumes    two snapshots of a role (buffer/meters.py), either of them absent
 Produces    counts, shares of the clock, distributions of what came between
 Waits for   nothing: pure
 Invariant   nothing is negative: when the role began another life in between, figures count from that life's start,
-            except those that the role took up from where it was (the buffer's counters)
+            except the buffer's counters and histograms, which a new life takes up from where they were a second before
 """
 
 from __future__ import annotations
@@ -60,21 +60,26 @@ class Span:
 
     def __init__(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         self.now = now
+        self._taken_up = now.get("role") == "buffer"
         wall_s = now.get("wall_s", 0.0) - before.get("wall_s", 0.0)
         between_s = now.get("unix_s", 0.0) - before.get("unix_s", 0.0)
         self.same_life = bool(before) and wall_s >= 0 and abs(wall_s - between_s) < SAME_LIFE_S
         self._before = before
         self._clock_before = before if self.same_life else {}
         self.seconds = wall_s if self.same_life else now.get("wall_s", 0.0)
+        if self._taken_up and before and between_s > 0:
+            self.seconds = between_s
 
     def count(self, key: str) -> float:
         """Growth of a counter."""
         return self._grown(self.now.get("counters", {}).get(key), self._before.get("counters", {}).get(key))
 
     def _grown(self, now: float | None, before: float | None) -> float:
-        """A counter that is less than it was began anew."""
+        """A counter that is less than it was began anew, or was taken up a little before where it was."""
         value, earlier = now or 0.0, before or 0.0
-        return value - earlier if value >= earlier else value
+        if value < earlier:
+            return 0.0 if self._taken_up else value
+        return value - earlier
 
     def tails(self, prefix: str) -> dict[str, float]:
         """Growth of the counters below a prefix that grew, by what follows it."""
@@ -114,7 +119,8 @@ class Span:
         if not now:
             return NOTHING
         before = self._before.get("histograms", {}).get(key)
-        if not before or before["edges"] != now["edges"] or sum(before["counts"]) > sum(now["counts"]):
+        anew = not before or before["edges"] != now["edges"]
+        if anew or (sum(before["counts"]) > sum(now["counts"]) and not self._taken_up):
             return Spread(now["edges"], now["counts"], now["sum"])
         counts = [max(0, new - old) for new, old in zip(now["counts"], before["counts"], strict=True)]
         return Spread(now["edges"], counts, max(0.0, now["sum"] - before["sum"]))

@@ -47,6 +47,8 @@ class Deeds:
     dealt: list[Dealt] = field(default_factory=list)
     born: dict[str, set[float]] = field(default_factory=lambda: defaultdict(set))
     hung: list[str] = field(default_factory=list)
+    minutes: float = 0.0
+    """of blows"""
 
 
 class Chaos:
@@ -62,7 +64,7 @@ class Chaos:
         victim = self._victim
         victim.start(f"run.steps={steps or 100_000}")
         if self._until(lambda: bool(self._witness.notes.turns), "the first turn"):
-            self._strike(time.monotonic() + 60 * minutes)
+            self._strike(minutes)
         self._wake(everything=True)
         if steps is None and victim.exit_code is None and not self.deeds.hung:
             victim.interrupt()
@@ -71,7 +73,12 @@ class Chaos:
                 victim.resume(f"run.steps={len(self._witness.notes.batches) + 1}")
         return self._ended("the goal")
 
-    def _strike(self, end_s: float) -> None:
+    def _strike(self, minutes: float) -> None:
+        begun_s = time.monotonic()
+        self._blow_after_blow(begun_s + 60 * minutes)
+        self.deeds.minutes = (time.monotonic() - begun_s) / 60
+
+    def _blow_after_blow(self, end_s: float) -> None:
         for blow in self._blows:
             at_s = time.monotonic() + blow.gap_s
             if not self._until(lambda at_s=at_s: time.monotonic() >= min(at_s, end_s), ""):
@@ -117,8 +124,8 @@ class Chaos:
 
         give_up_s = time.monotonic() + ABSENT_PATIENCE_S
         if self._until(there, f"a process of {blow.role}"):
-            at_s = time.time()
             hit = bool(process) and self._hit(blow, process[0])
+            at_s = time.time()  # from now on the dead one brings about nothing: what comes is another life's
             pid = process[0].pid if process else 0
             self.deeds.dealt.append(Dealt(role=blow.role, kind=blow.kind, at_s=at_s, pid=pid, hit=hit))
             print(f"{blow.number}: {blow.kind} {blow.role}, process {pid}", file=sys.stderr, flush=True)
@@ -147,15 +154,17 @@ class Chaos:
 
 
 def report(
-    directory: Path, witness: Witness, deeds: Deeds, exit_code: int | None, *, started_s: float
+    directory: Path, witness: Witness, deeds: Deeds, exit_code: int | None, *, minutes: float, started_s: float
 ) -> dict[str, Any]:
-    """The report's fields; `findings` says what lies behind those that are not 0."""
+    """The report's fields; `findings` says what lies behind those that are not 0. `minutes`: of blows, as asked for."""
     witness.look()
     notes, end_s = witness.notes, time.time()
     audited = audit.report.audit(directory)
     recovered = verdict.recoveries(directory, notes, deeds.dealt, end_s)
     hung = deeds.hung + [f"{role} did not come back" for role, some in recovered.items() if None in some]
-    lost, twice = verdict.lost(directory, notes), verdict.twice(directory, notes)
+    lost = verdict.lost(directory, notes) + verdict.missing(directory, notes)
+    twice = verdict.twice(directory, notes)
+    early = [f"the run was over after {deeds.minutes:.1f} of {minutes:g} minutes"] * (deeds.minutes < minutes)
     not_once = verdict.not_once(directory, notes, verdict.replay(directory))
     beyond, age_minus_s = verdict.older_than_promised(directory)
     evaluation = audited.figures["evaluations"].get("end", {})
@@ -172,12 +181,13 @@ def report(
         "age_minus_s_max": age_minus_s,
         "start_up_s": verdict.start_ups(notes, deeds.born, directory),
         "other_blows": dict(Counter(f"{b.kind} {b.role}" for b in deeds.dealt if b.kind != "kill" and b.hit)),
+        "minutes": round(deeds.minutes, 2),
         "steps": audited.figures["learner_steps"],
         "steps_recomputed": sum(line["recomputed"] for line in verdict.step_lines(directory)),
         "wall_s": end_s - started_s,
         "commit": _commit(),
         "exit_code": exit_code,
-        "findings": [*lost, *twice, *not_once.values(), *hung, *audited.lines()][:40],
+        "findings": [*early, *lost, *twice, *not_once.values(), *hung, *audited.lines()][:40],
     }
 
 
@@ -219,7 +229,9 @@ def torment(
     finally:
         witness.close()
         victim.close()
-    told = report(directory, witness, chaos.deeds, exit_code, started_s=started_s)
+    told = report(
+        directory, witness, chaos.deeds, exit_code, minutes=0.0 if steps else minutes, started_s=started_s
+    )
     deeds = {"dealt": [asdict(blow) for blow in chaos.deeds.dealt]}
     (directory / "chaos.json").write_text(json.dumps(told | deeds, indent=1) + "\n", encoding="utf-8")
     return told
