@@ -54,8 +54,11 @@ class Deeds:
 class Chaos:
     """One run under chaos."""
 
-    def __init__(self, victim: Victim, witness: Witness, blows: Iterator[Blow], roles: Sequence[str]) -> None:
+    def __init__(
+        self, victim: Victim, witness: Witness, blows: Iterator[Blow], roles: Sequence[str], *, one_by_one: bool
+    ) -> None:
         self._victim, self._witness, self._blows, self._roles = victim, witness, blows, roles
+        self._one_by_one = one_by_one
         self._wakes: list[tuple[float, psutil.Process]] = []
         self.deeds = Deeds()
 
@@ -86,6 +89,14 @@ class Chaos:
             if time.monotonic() >= end_s:
                 return
             self._deal(blow)
+            if self._one_by_one and not self._until(self._is_back, f"{blow.role} to be back"):
+                return
+
+    def _is_back(self) -> bool:
+        """Whether the role that was killed last brings something about again."""
+        last = self.deeds.dealt[-1]
+        found = verdict.recoveries(self._victim.directory, self._witness.notes, [last], time.time())
+        return not last.hit or found.get(last.role, [None])[0] is not None
 
     def _until(self, true: Any, what: str) -> bool:
         """Waits for `true()`; False when the run ended first, or brought nothing new for too long."""
@@ -161,10 +172,11 @@ def report(
     notes, end_s = witness.notes, time.time()
     audited = audit.report.audit(directory)
     recovered = verdict.recoveries(directory, notes, deeds.dealt, end_s)
+    start_ups = verdict.start_ups(notes, deeds.born, directory)
     hung = deeds.hung + [f"{role} did not come back" for role, some in recovered.items() if None in some]
     lost = verdict.lost(directory, notes) + verdict.missing(directory, notes)
     twice = verdict.twice(directory, notes)
-    early = [f"the run was over after {deeds.minutes:.1f} of {minutes:g} minutes"] * (deeds.minutes < minutes)
+    early = [f"the run was over after {deeds.minutes:.1f} of {minutes:g} minutes"] * (deeds.minutes < minutes - 0.01)
     not_once = verdict.not_once(directory, notes, verdict.replay(directory))
     beyond, age_minus_s = verdict.older_than_promised(directory)
     evaluation = audited.figures["evaluations"].get("end", {})
@@ -179,7 +191,8 @@ def report(
         "recovery_s": {role: _spread([s for s in some if s is not None]) for role, some in sorted(recovered.items())},
         "accuracy": evaluation.get("accuracy"),
         "age_minus_s_max": age_minus_s,
-        "start_up_s": verdict.start_ups(notes, deeds.born, directory),
+        "start_up_s": start_ups,
+        "recovery_p95_beyond_start_up_s": verdict.beyond(recovered, start_ups),
         "other_blows": dict(Counter(f"{b.kind} {b.role}" for b in deeds.dealt if b.kind != "kill" and b.hit)),
         "minutes": round(deeds.minutes, 2),
         "steps": audited.figures["learner_steps"],
@@ -215,12 +228,16 @@ def torment(
     roles: Sequence[str],
     gap_s: float,
     overrides: tuple[str, ...],
+    one_by_one: bool = False,
 ) -> dict[str, Any]:
     """Runs it and reports."""
     started_s = time.time()
     victim = Victim(directory, overrides=(f"run.seed={seed}", *overrides))
     witness = Witness(directory)
-    chaos = Chaos(victim, witness, plan(seed, roles, gap_s=gap_s), roles)
+    blows = plan(seed, roles, gap_s=gap_s)
+    if one_by_one:
+        blows = (blow for blow in blows if blow.kind == "kill")
+    chaos = Chaos(victim, witness, blows, roles, one_by_one=one_by_one)
     try:
         witness.start()
         exit_code = chaos.run(minutes, steps)
@@ -229,9 +246,7 @@ def torment(
     finally:
         witness.close()
         victim.close()
-    told = report(
-        directory, witness, chaos.deeds, exit_code, minutes=0.0 if steps else minutes, started_s=started_s
-    )
+    told = report(directory, witness, chaos.deeds, exit_code, minutes=0.0 if steps else minutes, started_s=started_s)
     deeds = {"dealt": [asdict(blow) for blow in chaos.deeds.dealt]}
     (directory / "chaos.json").write_text(json.dumps(told | deeds, indent=1) + "\n", encoding="utf-8")
     return told
@@ -244,6 +259,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="the run's goal; without it, whatever it comes to, and one more")
     parser.add_argument("--roles", nargs="+", default=list(ROLES), choices=ROLES)
     parser.add_argument("--gap", type=float, default=20.0, help="mean seconds between two blows")
+    parser.add_argument(
+        "--one-by-one", action="store_true", help="only kills, each when the role killed before is back"
+    )
     parser.add_argument("--directory", type=Path, help="of the run, new; without it a temporary one")
     parser.add_argument("--set", action="append", dest="overrides", help="TABLE.KEY=VALUE, over the small recipe")
     parser.add_argument("--full", action="store_true", help="the quickstart's own sizes instead of the small ones")
@@ -258,6 +276,7 @@ def main() -> int:
             steps=arguments.steps,
             roles=arguments.roles,
             gap_s=arguments.gap,
+            one_by_one=arguments.one_by_one,
             overrides=(*(() if arguments.full else SMALL), *(arguments.overrides or ())),
         )
     if arguments.json:

@@ -50,6 +50,31 @@ def lost(directory: Path, notes: Notes) -> list[str]:
     return [f"turn {key}: {seen}, now {now.get(key)}" for key, seen in notes.turns.items() if now.get(key) != seen]
 
 
+def missing(directory: Path, notes: Notes) -> list[str]:
+    """Lives of engines that heard more acknowledgements of turns than there are turns of theirs on record.
+
+    What was acknowledged and never reached the index no reader of the index can have seen: of that the engines alone
+    know. They count each answer to a push (push_s) and tell the sum with their heartbeats.
+    """
+    heard: dict[tuple[str, int], int] = defaultdict(int)
+    for path in sorted((directory / "metrics").glob("rollout-*.jsonl")):
+        for line in json_lines(path):
+            epoch = max(
+                (e for name, e, at_s in notes.hellos if name == path.stem and at_s <= line["unix_s"]), default=0
+            )
+            count = sum(line["histograms"].get("push_s", {}).get("counts", ()))
+            heard[path.stem, epoch] = max(heard[path.stem, epoch], count)
+    stored = {
+        (engine, epoch): count
+        for engine, epoch, count in rows(directory, "SELECT engine, epoch, count(*) FROM turns GROUP BY engine, epoch")
+    }
+    return [
+        f"{name}, epoch {epoch}: {count} turns were acknowledged, {stored.get((name, epoch), 0)} are on record"
+        for (name, epoch), count in heard.items()
+        if count > stored.get((name, epoch), 0)
+    ]
+
+
 def twice(directory: Path, notes: Notes) -> list[str]:
     """Turns with two payloads that were both durable, or that came once more after they had been acknowledged."""
     out = list(notes.changed)
@@ -94,8 +119,12 @@ def ancestry(lines: Iterable[Mapping[str, Any]], checkpoints: set[int]) -> tuple
 
 
 def step_lines(directory: Path) -> list[dict[str, Any]]:
-    """metrics/steps.jsonl; a line that a SIGKILL tore is left out."""
-    path = directory / "metrics" / "steps.jsonl"
+    """metrics/steps.jsonl."""
+    return json_lines(directory / "metrics" / "steps.jsonl")
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file, one a line; a line that a SIGKILL tore is left out."""
     out = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -126,7 +155,10 @@ def not_once(directory: Path, notes: Notes, replayed: Sequence[int]) -> dict[int
         told = (line["groups"], line["trajectories"], line["tokens"], round(line["reward_mean"], 9))
         if truth != told:
             out[line["step"]] = f"its record has groups, rollouts, tokens, reward {truth}, {told} were trained"
-    for lineage, version, checksum in rows(directory, "SELECT * FROM checksums ORDER BY version, lineage"):
+    published = rows(directory, "SELECT * FROM checksums ORDER BY version, lineage")
+    for version in set(range(last + 1)) - {version for _, version, _ in published}:
+        out[max(0, version - 1)] = f"version {version} was never published: its weights are not known"
+    for lineage, version, checksum in published:
         if version >= len(replayed) or replayed[version] != checksum:
             out[max(0, version - 1)] = f"version {version} of lineage {lineage} is not what the replay gives"
     return out
@@ -174,14 +206,15 @@ def older_than_promised(directory: Path) -> tuple[int, int]:
 # Recovery
 
 
-def products(directory: Path, notes: Notes) -> Iterator[tuple[str, int, float]]:
+def products(directory: Path, notes: Notes, since_s: float) -> Iterator[tuple[str, int, float]]:
     """(role, epoch or 0, when) of what each role brings about; times in seconds since 1970, in no order."""
-    for engine, epoch, at_s in rows(directory, "SELECT engine, epoch, received_unix_s FROM turns"):
+    turns_since = "SELECT engine, epoch, received_unix_s, status FROM turns WHERE received_unix_s > ?"
+    for engine, epoch, at_s, status in rows(directory, turns_since, (since_s,)):
         yield engine.rpartition("-")[0], epoch, at_s
         yield "buffer", 0, at_s
-    for (at_s,) in rows(directory, "SELECT received_unix_s FROM turns WHERE status NOT IN ('', 'worker_lost')"):
-        yield "sandbox", 0, at_s
-    for (at_s,) in rows(directory, "SELECT decided_unix_s FROM groups WHERE decided_unix_s IS NOT NULL"):
+        if status not in ("", "worker_lost"):
+            yield "sandbox", 0, at_s
+    for (at_s,) in rows(directory, "SELECT decided_unix_s FROM groups WHERE decided_unix_s > ?", (since_s,)):
         yield "filter", 0, at_s
     for (lineage, _), at_s in notes.publications.items():
         yield "learner", lineage, at_s
@@ -193,7 +226,7 @@ def recoveries(directory: Path, notes: Notes, dealt: Sequence[Dealt], end_s: flo
     A death during the recovery from another one belongs to that recovery: the later one is measured.
     """
     by_role: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for role, epoch, at_s in products(directory, notes):
+    for role, epoch, at_s in products(directory, notes, min((blow.at_s for blow in dealt), default=end_s)):
         by_role[role].append((epoch, at_s))
     out: dict[str, list[float | None]] = defaultdict(list)
     kills = [blow for blow in dealt if blow.kind == "kill" and blow.hit]
@@ -241,10 +274,20 @@ def start_ups(notes: Notes, born: Mapping[str, Iterable[float]], directory: Path
     return out
 
 
+def beyond(recovered: Mapping[str, Sequence[float | None]], start_ups: Mapping[str, float]) -> dict[str, float]:
+    """By role: the recoveries' 95th percentile less the median start-up, in seconds."""
+    out = {}
+    for role, some in sorted(recovered.items()):
+        late_s = quantile([s for s in some if s is not None], 0.95)
+        if late_s is not None and role in start_ups:
+            out[role] = late_s - start_ups[role]
+    return out
+
+
 def quantile(values: Sequence[float], share: float) -> float | None:
     """The smallest value that at least `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)] if ordered else None
 
 
-__all__ = ["Dealt", "ancestry", "lost", "not_once", "older_than_promised", "recoveries", "replay", "twice"]
+__all__ = ["Dealt", "ancestry", "lost", "missing", "not_once", "older_than_promised", "recoveries", "replay", "twice"]

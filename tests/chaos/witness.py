@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -143,7 +143,7 @@ def opened(directory: Path) -> Iterator[sqlite3.Connection]:
         db.close()
 
 
-def rows(directory: Path, sql: str) -> list[tuple[Any, ...]]:
-    """Of a run that is at rest."""
+def rows(directory: Path, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """What the index holds now."""
     with opened(directory) as db:
-        return db.execute(sql).fetchall()
+        return db.execute(sql, parameters).fetchall()
