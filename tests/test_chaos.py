@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,13 +17,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launch import warden
 from tests.chaos import verdict
+from tests.chaos.__main__ import Deeds, too_short
 from tests.chaos.plan import ROLES, plan
 from tests.chaos.verdict import Dealt
-from tests.chaos.victim import ROOT
+from tests.chaos.victim import ROOT, connections
 from tests.chaos.witness import Notes, Witness
 from tests.run_writer import write_run
 
@@ -104,6 +107,25 @@ def test_a_turn_that_is_gone_or_altered_is_lost(run: Path) -> None:
     assert lost[1].startswith("turn (2, 1, 1)")
 
 
+def test_a_turn_that_an_engine_heard_acknowledged_and_nobody_ever_read_is_missing(run: Path) -> None:
+    """The index can't tell: it never held it."""
+    change(run, "UPDATE turns SET epoch = 2 WHERE group_id = 3")
+    stored = dict(verdict.rows(run, "SELECT epoch, count(*) FROM turns GROUP BY epoch"))
+    notes = Notes(hellos={("rollout-0", 1, 10.0), ("rollout-0", 2, 20.0), ("filter-0", 3, 20.0)})
+
+    def told(unix_s: float, count: int) -> str:
+        return json.dumps({"unix_s": unix_s, "histograms": {"push_s": {"counts": [1, count - 1]}}}) + "\n"
+
+    path = run / "metrics" / "rollout-0.jsonl"
+    silent = json.dumps({"unix_s": 9.0, "histograms": {}}) + "\n"
+    path.write_text(silent + told(11.0, 3) + told(19.0, stored[1]) + told(21.0, stored[2]) + '{"unix_s": 22')
+    assert verdict.missing(run, notes) == []
+    path.write_text(told(19.0, stored[1]) + told(20.0, stored[2] + 1))
+    assert verdict.missing(run, notes) == [
+        f"rollout-0, epoch 2: {stored[2] + 1} turns were acknowledged, {stored[2]} are on record"
+    ]
+
+
 def test_a_turn_that_came_twice_is_found(run: Path) -> None:
     witness = Witness(run)
     witness.look()
@@ -151,6 +173,11 @@ def test_weights_that_the_recorded_batches_do_not_give_are_found(run: Path) -> N
     assert list(verdict.not_once(run, Notes(), CHECKSUMS[:2])) == [1, 2], "a replay that broke off proves nothing"
 
 
+def test_a_version_whose_weights_nobody_knows_proves_nothing(run: Path) -> None:
+    change(run, "DELETE FROM checksums WHERE version = 3")
+    assert verdict.not_once(run, Notes(), CHECKSUMS) == {2: "version 3 was never published: its weights are not known"}
+
+
 def test_an_ancestry_has_each_step_once_across_lives() -> None:
     lines = [line(step) for step in (0, 1, 2, 3, 2, 3, 4, 4, 5)]
     known, faults = verdict.ancestry(lines, {2, 4})
@@ -184,6 +211,22 @@ def test_recovery_is_the_first_product_of_a_later_life(run: Path) -> None:
     assert verdict.recoveries(run, notes, [dealt("learner", 399.0)], 400.0) == {}, "the end came first"
     twice_killed = [dealt("rollout", 101.5), dealt("rollout", 110.0)]
     assert verdict.recoveries(run, notes, twice_killed, 400.0) == {"rollout": [40.0]}
+
+
+def test_a_run_that_ends_before_its_minutes_is_a_finding() -> None:
+    assert too_short(Deeds(minutes=10.4), 20.0) == ["the run was over after 10.4 of 20 minutes"]
+    assert too_short(Deeds(minutes=20.0), 20.0) == too_short(Deeds(minutes=10.4), 0.0) == []
+
+
+def test_a_cut_counts_what_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
+            own, ours = psutil.Process(), client.getsockname()[1]
+            assert connections(own, port) == {(ours, port), (port, ours)}
+            assert connections(own, port + 1 if port < 65535 else 1) == set()
+            client.close()
+            assert (ours, port) not in connections(own, port)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 3), (0.95, 5), (0.2, 1), (0.21, 2)])

@@ -176,7 +176,6 @@ def report(
     hung = deeds.hung + [f"{role} did not come back" for role, some in recovered.items() if None in some]
     lost = verdict.lost(directory, notes) + verdict.missing(directory, notes)
     twice = verdict.twice(directory, notes)
-    early = [f"the run was over after {deeds.minutes:.1f} of {minutes:g} minutes"] * (deeds.minutes < minutes - 0.01)
     not_once = verdict.not_once(directory, notes, verdict.replay(directory))
     beyond, age_minus_s = verdict.older_than_promised(directory)
     evaluation = audited.figures["evaluations"].get("end", {})
@@ -200,8 +199,14 @@ def report(
         "wall_s": end_s - started_s,
         "commit": _commit(),
         "exit_code": exit_code,
-        "findings": [*early, *lost, *twice, *not_once.values(), *hung, *audited.lines()][:40],
+        "findings": [*too_short(deeds, minutes), *lost, *twice, *not_once.values(), *hung, *audited.lines()][:40],
     }
+
+
+def too_short(deeds: Deeds, minutes: float) -> list[str]:
+    """A run that reaches its goal by itself proves less than was asked for."""
+    over = deeds.minutes < minutes - 0.01
+    return [f"the run was over after {deeds.minutes:.1f} of {minutes:g} minutes"] if over else []
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

@@ -124,19 +124,12 @@ class Victim:
         return out
 
     def cut(self, process: psutil.Process) -> int:
-        """Resets the role's connections to the buffer (the buffer's: all of them); how many there were."""
-        filters = set()
-        with contextlib.suppress(psutil.Error):
-            for connection in process.net_connections("tcp"):
-                if connection.status != psutil.CONN_ESTABLISHED:
-                    continue
-                if connection.laddr.port == self._port:
-                    filters.add(("sport", "=", f":{self._port}"))
-                elif connection.raddr.port == self._port:
-                    filters.add(("sport", "=", f":{connection.laddr.port}"))
-        for words in filters:
-            subprocess.run(["ss", "-K", "state", "established", *words], capture_output=True, check=False)
-        return len(filters)
+        """Resets the role's connections to the buffer (the buffer's: all of them); how many are gone."""
+        before = connections(process, self._port)
+        for port in {own for own, _ in before}:
+            words = ("state", "established", "sport", "=", f":{port}")
+            subprocess.run(["ss", "-K", *words], capture_output=True, check=False)
+        return len(before - connections(process, self._port))
 
     def told(self) -> str:
         """The last words of every log."""
@@ -152,6 +145,17 @@ class Victim:
         self._guard.stdin.close()
         self._guard.wait()
         self._log.close()
+
+
+def connections(process: psutil.Process, port: int) -> set[tuple[int, int]]:
+    """(own port, the other's) of each that is established and has `port` at either end."""
+    with contextlib.suppress(psutil.Error):
+        return {
+            (one.laddr.port, one.raddr.port)
+            for one in process.net_connections("tcp")
+            if one.status == psutil.CONN_ESTABLISHED and port in (one.laddr.port, one.raddr.port)
+        }
+    return set()
 
 
 def send(process: psutil.Process, number: signal.Signals) -> bool:
