@@ -107,6 +107,8 @@ async def sandbox(spec: RoleSpec, role: Role) -> None:
             now_s = time.monotonic()
             snapshot = _sandbox_snapshot(spec, server.snapshot(), now_s - started_s)
             await client.heartbeat(snapshot | {"usage": usage.read(now_s)})
+            if server.failure is not None:
+                raise server.failure
             server.limit(**live_limits(recipe.sandbox, await client.dials()))
             await asyncio.sleep(recipe.buffer.heartbeat_s)
     except Exception as error:  # the buffer must not take this end for a good one

@@ -86,10 +86,15 @@ async def _serve(settings: SandboxSettings, bind: str, http_port: int) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(server.failed())]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
     await front.stop()
     await client.close()
     await server.stop()
+    if server.failure is not None:
+        raise server.failure
     return 0
 
 

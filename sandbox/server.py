@@ -3,7 +3,7 @@
 Consumes    RUN, CHECK, CANCEL, ACK, PING, HELLO, BYE of clients
 Produces    RESULTS and VERDICTS as each ends, WELCOME and PONG with the client's window
 Waits for   clients and shards; a shard that dies is started again
-Unblocked by stop()
+Unblocked by stop(); `failed()` tells of a shard that can't be started any more: the node is of no use then
 Invariant   every request that was well-formed gets one outcome; beyond the queue's bound it is `overloaded` at once
 """
 
@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLIENT_TTL_S = 30.0
 _RESTART_S = 0.5
+_MAX_STARTS = 4
+"""Starts of a shard in a row that are refused, each followed by a longer wait, before the node gives up."""
 _FEW_CORES = 2
 """On more than these a shard keeps a second zygote of each kind warm, to take a dead one's place."""
 
@@ -58,6 +60,9 @@ class SandboxServer:
         self._guarded: zmq.Context[Any] | None = None
         self._flushing = False
         self._stopping = False
+        self.failure: StartRefused | None = None
+        """Why the node is of no use any more."""
+        self._failed = asyncio.Event()
 
     async def start(self, bind: str = "tcp://127.0.0.1:0", *, keys: Keys | None = None) -> str:
         """Start the shards and listen; the endpoint to connect to.
@@ -102,6 +107,10 @@ class SandboxServer:
         if self._guarded is not None:
             await asyncio.to_thread(self._guarded.term)
 
+    async def failed(self) -> None:
+        """Returns when `failure` is set."""
+        await self._failed.wait()
+
     def limit(self, *, wall_s: float, cpu_s: float) -> None:
         """Seconds that a call gets from now on, unless it states its own; calls that have come keep theirs."""
         self._limits = replace(self._limits, wall_s=wall_s, cpu_s=cpu_s)
@@ -138,15 +147,18 @@ class SandboxServer:
         self._place()
 
     async def _restart_shard(self, index: int) -> None:
-        """Start a shard anew, as often as that takes."""
+        """Start a shard anew."""
         if self._dispatch.counts.shard_restarts > 3:
             await asyncio.sleep(_RESTART_S)
-        while not self._stopping:
+        for attempt in range(_MAX_STARTS):
             try:
                 await self._start_shard(index)
             except StartRefused as error:
                 _LOG.error("sandbox shard %d: %s", index, error)
-                await asyncio.sleep(_RESTART_S)
+                if attempt + 1 == _MAX_STARTS:
+                    self.failure = StartRefused(f"shard {index} can't be started any more: {error}")
+                    self._failed.set()
+                await asyncio.sleep(_RESTART_S * 2**attempt)
             else:
                 break
         self._place()

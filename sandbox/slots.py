@@ -71,6 +71,8 @@ class Slots:
     ) -> None:
         self.profile = profile
         self.ready = False
+        self.started = False
+        """Whether it was ever warm."""
         self._closed = False
         self._loop, self._plan, self._groups, self._max_slots = loop, plan, groups, max_slots
         self._on_ready, self._on_free, self._on_lost = on_ready, on_free, on_lost
@@ -208,7 +210,7 @@ class Slots:
         kind, index, number, cpu_s = zygote.REPORT.unpack_from(message)
         if kind == zygote.READY:
             missing = json.loads(message[zygote.REPORT.size :]).get("missing", "")
-            self.ready = not missing
+            self.ready = self.started = not missing
             for _ in range(_FIRST_SLOTS if self.ready else 0):
                 self.add_slot()
             self._on_ready(self, missing)

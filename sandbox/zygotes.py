@@ -4,7 +4,8 @@ Consumes    the profiles that are asked for; the start and the death of zygotes
 Produces    the zygote to run in; word of the calls that died with one
 Waits for   the start of a zygote, which warms up for a second
 Unblocked by a standby, which takes a dead one's place at once
-Invariant   a profile has one zygote in use; one that keeps dying is started once a second
+Invariant   a profile has one zygote in use; one that keeps dying is started once a second, one that dies before it is
+            warm after ever longer, and MAX_STARTS of those in a row mean that none can be had here any more
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from sandbox.loop import Loop
 from sandbox.slots import Occupant, Slots
 
 _RESTART_S = 1.0
+MAX_STARTS = 4
+"""Starts in a row that come to nothing."""
 
 
 class Zygotes:
@@ -39,7 +42,7 @@ class Zygotes:
         """Nothing runs yet.
 
         Args:
-            on_ready: one can be used, or (with the reason) can never be.
+            on_ready: one can be used, or (with the reason) none can ever be.
             on_free: a slot is free again.
             on_lost: one that was in use died, with what was in its slots; another takes its place.
         """
@@ -49,6 +52,7 @@ class Zygotes:
         self._used: dict[str, Slots] = {}
         self._standby: dict[str, Slots] = {}
         self._restarted_s = 0.0
+        self._failed_starts = 0
 
     def of(self, profile: str) -> Slots:
         """The zygote of a profile; it may still be warming up."""
@@ -72,6 +76,7 @@ class Zygotes:
         )
 
     def _started(self, zygote: Slots, missing: str) -> None:
+        self._failed_starts = 0
         if self._used.get(zygote.profile) is zygote:
             self._want_standby(zygote.profile)
             self._on_ready(missing)
@@ -82,11 +87,18 @@ class Zygotes:
 
     def _lost(self, zygote: Slots, occupants: list[Occupant]) -> None:
         profile = zygote.profile
+        if not zygote.started:
+            self._failed_starts += 1
+        if self._failed_starts >= MAX_STARTS:
+            self._on_ready(f"{MAX_STARTS} zygotes in a row ended before they were warm; their messages are in the log")
+            return
         delay_s = _RESTART_S if time.monotonic() - self._restarted_s < _RESTART_S else 0.0
+        if self._failed_starts:
+            delay_s = _RESTART_S * 2 ** (self._failed_starts - 1)
         self._restarted_s = time.monotonic()
         if self._standby.get(profile) is zygote:
             del self._standby[profile]
-            self._loop.after(_RESTART_S, functools.partial(self._want_standby, profile))
+            self._loop.after(max(delay_s, _RESTART_S), functools.partial(self._want_standby, profile))
             return
         standby = self._standby.pop(profile, None)
         if standby is not None:

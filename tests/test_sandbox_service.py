@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from sandbox.api import INFRA, Result, Status, Verdict
 from sandbox.client import SandboxClient
 from sandbox.server import SandboxServer
 from sandbox.settings import SandboxSettings
-from tests.sandbox_node import Node, eventually
+from tests.sandbox_node import Node, children, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -210,3 +211,23 @@ async def test_a_higher_priority_overtakes(server: tuple[SandboxServer, str]) ->
     assert sum(call.done() for call in low) < 15
     await asyncio.gather(*low)
     await client.close()
+
+
+def test_a_node_whose_zygotes_never_get_warm_says_so_and_gives_up() -> None:
+    node = Node(workers=1, spare=False, profile="lean")
+    try:
+        assert node.run("print(1)").stdout == "1\n"
+        failed = asyncio.run_coroutine_threadsafe(node.server.failed(), node._loop)
+        seen: set[int] = set()
+        end_s = time.monotonic() + 60.0
+        while not failed.done() and time.monotonic() < end_s:
+            for pid in {pid for shard in node.supervisors() for pid in children(shard)} - seen:
+                seen.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        assert failed.done()
+        assert "can't be started any more" in str(node.server.failure)
+        assert 6 <= len(seen) <= 12, "so few starts, ever longer apart, not one a second for ever"
+    finally:
+        node.close()
