@@ -39,14 +39,17 @@ class Parking:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def park(self, request: Request, route: bytes, now: Now) -> float:
-        """Keep a request; returns the seconds until its deadline.
+    def park(self, request: Request, route: bytes, now: Now) -> float | None:
+        """Keep a request; returns the seconds until its deadline. One that waits already keeps its own: None.
 
         Raises:
             Refusal: the peer has too many waiting.
         """
         key = (request.peer.name, request.peer.epoch, request.seq)
-        if key not in self._waiting and sum(name == key[0] for name, _, _ in self._waiting) >= MAX_PER_PEER:
+        if (known := self._waiting.get(key)) is not None:
+            self._waiting[key] = Parked(request, route, known.deadline_s)
+            return None
+        if sum(name == key[0] for name, _, _ in self._waiting) >= MAX_PER_PEER:
             raise Refusal(Reason.NOT_ALLOWED, f"{key[0]}: {MAX_PER_PEER} requests are waiting already")
         wait_s = request.record if isinstance(request.record, float) else request.record.wait_s
         wait_s = min(max(wait_s, 0.0), MAX_WAIT_S)

@@ -24,6 +24,7 @@ from typing import Any
 
 from buffer import metrics_log
 from buffer.doors import Keys
+from buffer.intake import Intake
 from buffer.parking import Parking
 from buffer.report import standing
 from buffer.restore import open_run
@@ -38,8 +39,6 @@ from buffer.transport import Router
 from buffer.wire import Head, Reason, Refusal, name_of, pack_head, read_body, read_head, reply_frames
 
 MAX_ROUND_MESSAGES = 256
-MAX_STAGED_BYTES = 32 << 20
-"""of payload not yet written: beyond it nothing is taken in, and the peers' windows fill"""
 MAX_READINGS_PER_PEER = 32
 
 
@@ -80,7 +79,7 @@ class BufferServer:
         self._service = Service(self._run, self._storage)
         self._writer = ThreadPoolExecutor(1, "buffer-writer")
         self._readers = ThreadPoolExecutor(2, "buffer-reader")
-        self._parking, self._reading = Parking(), Counter[str]()
+        self._intake, self._parking, self._reading = Intake(), Parking(), Counter[str]()
         self._replies: list[_Reply] = []
         self._committing = False
         self._stopping = self._closed = False
@@ -149,7 +148,7 @@ class BufferServer:
 
     def _take_in(self, now: Now) -> None:
         for _ in range(MAX_ROUND_MESSAGES):
-            if self._stopping or self._run.unit.num_bytes >= MAX_STAGED_BYTES:
+            if self._stopping or not self._intake.is_open(self._run.unit.num_bytes, len(self._replies), now.s):
                 return  # the end of the commit under way wakes the loop again
             message = self._router.receive()
             if message is None:
@@ -158,7 +157,8 @@ class BufferServer:
         self._wake.set()
 
     def _tick(self, now: Now) -> None:
-        stalled = now.s - self._last_tick_s > self._settings.dead_after_s / 2
+        deaf_s = max(now.s - self._last_tick_s, self._intake.shut_s(now.s))
+        stalled = deaf_s > self._settings.dead_after_s / 2
         self._last_tick_s = now.s
         self._service.tick(now, stalled=stalled)
         if now.s - self._last_log_s >= 1.0:
@@ -212,8 +212,8 @@ class BufferServer:
             return self._service.hello(record, now)
         request = Request(head.kind, head.seq, record, frames, peer)
         value = self._service.answer(request, now)
-        if value is PARKED:
-            self._loop.call_later(self._parking.park(request, route, now), self._wake.set)
+        if value is PARKED and (wait_s := self._parking.park(request, route, now)) is not None:
+            self._loop.call_later(wait_s, self._wake.set)
         if isinstance(value, Read):
             if self._reading[name] >= MAX_READINGS_PER_PEER:
                 raise Refusal(Reason.NOT_ALLOWED, f"{name}: {MAX_READINGS_PER_PEER} readings are under way")

@@ -133,7 +133,7 @@ class Service:
             run.write_released(run.ledger.remove(peer.name))
 
     def tick(self, now: Now, *, stalled: bool) -> None:
-        """Expire what is overdue. `stalled`: this process itself was stopped, so nobody counts as silent."""
+        """Expire what is overdue. `stalled`: this process itself was stopped, or its disk, so nobody is silent."""
         run = self.run
         limit_s = run.settings.dead_after_s
         if stalled:
