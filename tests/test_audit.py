@@ -74,6 +74,7 @@ def test_a_sound_run_is_found_sound_and_its_figures_are_those_worked_out_by_hand
         ("staleness", "UPDATE turns SET version_runs = '[[1, 9, 2]]' WHERE group_id = 3 AND rollout = 0 AND turn = 1"),
         ("staleness", "UPDATE turns SET version_runs = '[[1, 2, 3]]' WHERE group_id = 1000 AND turn = 0"),
         ("problems", "UPDATE groups SET problem_index = 0 WHERE group_id = 1"),
+        ("problems", "UPDATE groups SET problem_index = problem_index + 1 WHERE kind = 'train'"),
         (
             "problems",
             "UPDATE groups SET problem = (SELECT problem FROM groups WHERE group_id = 1000) WHERE group_id = 3",

@@ -90,7 +90,7 @@ def problems(run: Run) -> Iterator[str]:
     for position, count in positions.items():
         if count > 1:
             yield f"position {position} of the problems was used by {count} groups"
-    if positions and sorted(positions) != list(range(min(positions), min(positions) + len(positions))):
+    if sorted(positions) != list(range(len(positions))):
         yield f"positions {min(positions)} to {max(positions)} of the problems were used by {len(positions)} groups"
     uses = Counter(group.problem_id for group in train)
     if uses and max(uses.values()) - min(uses.values()) > 1:
