@@ -3,9 +3,9 @@
 Consumes    frames of any peer, whatever they are
 Produces    (route, frames) one at a time; replies by route
 Waits for   nothing: `receive` and `send` return at once; the loop waits on `fileno`
-Invariant   memory is bounded per peer by the high-water marks and MAX_MESSAGE_BYTES; a peer that does not read loses
-            replies (it asks again), and never stops the buffer. High-water marks are a safety net here: what paces
-            peers is their window of unacknowledged requests
+Invariant   memory is bounded per peer by the high-water marks, MAX_MESSAGE_BYTES and MAX_LARGE_REPLIES; a peer that
+            does not read loses replies (it asks again), and never stops the buffer. High-water marks are a safety net
+            here: what paces peers is their window of unacknowledged requests
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from buffer.wire import MAX_MESSAGE_BYTES
 
 RECEIVE_MESSAGES = 64
 SEND_MESSAGES = 512
+LARGE_BYTES = 64 << 10
+MAX_LARGE_REPLIES = 32
+"""of LARGE_BYTES or more that a peer may have unread"""
 _LINGER_MS = 500
 
 
@@ -32,6 +35,8 @@ class Router:
             DoorError: it is beyond loopback, and there are no keys.
             OSError: the address can't be bound; the message names it.
         """
+        self._unread: dict[bytes, list[zmq.MessageTracker]] = {}
+        """large replies by route that are not on their way yet"""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -69,12 +74,20 @@ class Router:
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
         """Whether the reply went into the peer's queue; else it is gone or does not read."""
+        large = len(frames[-1]) >= LARGE_BYTES
+        if large:
+            left = {route: [one for one in some if not one.done] for route, some in self._unread.items()}
+            self._unread = {route: some for route, some in left.items() if some}
+            if len(self._unread.get(route, ())) >= MAX_LARGE_REPLIES:
+                return False
         try:
-            self._socket.send_multipart([route, *frames], zmq.NOBLOCK)
+            sent = self._socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=not large, track=large)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
+        if sent is not None:
+            self._unread.setdefault(route, []).append(sent)
         return True
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from buffer.client import BufferClient, Refused
+from buffer.codec import encode
 from buffer.intake import MAX_HELD_REPLIES, MAX_STAGED_BYTES, Intake
 from buffer.parking import Parking
 from buffer.peers import Peer
@@ -20,7 +21,8 @@ from buffer.schema import Turn
 from buffer.server import BufferServer
 from buffer.service import PARKED, Request
 from buffer.storage import Storage, Unit
-from buffer.wire import MAX_REQUEST_BODY_BYTES, TakeRequest, pack_head
+from buffer.transport import MAX_LARGE_REPLIES
+from buffer.wire import BODIES, MAX_REQUEST_BODY_BYTES, TakeRequest, pack_head
 from tests.buffers import RUN, Peers, problem, serving, settings, turn
 
 
@@ -98,6 +100,36 @@ async def test_while_the_disk_hangs_a_flood_is_left_in_the_sockets_and_nobody_co
     assert not beating.done()
     beating.cancel()
     await asyncio.wait([beating])
+    socket.close()
+    context.term()
+    await peers.close()
+    await server.stop()
+
+
+async def test_a_peer_that_never_reads_what_it_fetches_loses_replies_and_others_get_theirs(tmp_path: Path) -> None:
+    server = BufferServer(settings(), tmp_path, RUN, problem)
+    peers = Peers(await server.start())
+    learner = await peers.learner()
+    engine = await peers.engine("rollout-0")
+    (lease,) = await engine.lease(1, 0, 1.0)
+    await engine.push_turn(turn(lease, 0, num_tokens=100_000))
+    key = (lease.group, lease.rollout)
+    body, _ = encode(BODIES["fetch"][0], (key,))
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.ROUTING_ID, b"rollout-0\0never reads")):
+        socket.setsockopt(option, value)
+    socket.connect(peers.endpoint)
+    lost = seq = 0
+    async with asyncio.timeout(60.0):
+        while not lost:
+            await socket.send_multipart([pack_head("fetch", seq, engine.epoch, RUN), body])
+            (trajectory,) = await learner.fetch([key])
+            assert trajectory.sampled.sum() == 100_000
+            lost = (await learner.status())["buffer"]["counters"].get("replies_lost", 0)
+            seq += 1
+    assert MAX_LARGE_REPLIES <= seq < 4 * MAX_LARGE_REPLIES
+    assert [len(unread) for unread in server._router._unread.values() if len(unread) > 1] == [MAX_LARGE_REPLIES]
     socket.close()
     context.term()
     await peers.close()
