@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.__main__ import mutated
-from tests.mutants.table import TABLE, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.table import TABLE
 
 ROOT = Path(__file__).parents[1]
 

@@ -67,6 +67,22 @@ async def test_a_batch_whose_payload_is_deleted_is_refused_and_the_buffer_goes_o
         assert (await learner.status())["next_step"] == 3
 
 
+async def test_one_checkpoint_is_not_enough_for_anything_to_go(tmp_path: Path) -> None:
+    """It may turn out to be damaged; then training starts again from the model itself."""
+    async with serving(tmp_path, settings(groups_per_step=1, max_staleness=0, segment_mib=1)) as peers:
+        learner = await peers.learner()
+        engine = await peers.engine("rollout-0")
+        roc = await peers.join("filter", "filter-0")
+        for step in range(3):
+            await train(engine, roc, learner, step)
+        await learner.record_checkpoint(3)
+        for step in range(3):
+            batch = await learner.take(step, 1.0)
+            assert batch is not None
+            keys = [(batch.groups[0].group, rollout) for rollout in batch.groups[0].rollouts]
+            assert len(await learner.fetch(keys)) == len(keys)
+
+
 async def test_every_batch_since_the_oldest_kept_checkpoint_can_be_fetched_and_none_before(tmp_path: Path) -> None:
     async with serving(tmp_path, settings(groups_per_step=1, max_staleness=0, segment_mib=1)) as peers:
         learner = await peers.learner()

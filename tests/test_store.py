@@ -42,15 +42,15 @@ def test_records_are_read_back_over_many_segments(tmp_path: Path) -> None:
 
 def test_what_lies_behind_the_last_indexed_record_is_cut_off(tmp_path: Path) -> None:
     segments = Segments(tmp_path, 1000, 0, 0)
-    places = fill(segments, [b"one", b"two", b"three"])
+    places = fill(segments, [b"one", b"two", b"three", b"never acknowledged either"])
     segments.close()
     (tmp_path / "00000002.seg").write_bytes(FILE_MAGIC + b"begun, never committed")
     end = places[1].offset_bytes + places[1].length_bytes
     again = Segments(tmp_path, 1000, 1, end)
     assert not (tmp_path / "00000002.seg").exists()
-    (new,) = fill(again, [b"four"])
+    (new,) = fill(again, [b"again"])
     assert new.offset_bytes == end
-    assert [bytes(payload) for _, _, payload in scan(tmp_path / "00000001.seg")] == [b"one", b"two", b"four"]
+    assert [bytes(payload) for _, _, payload in scan(tmp_path / "00000001.seg")] == [b"one", b"two", b"again"]
     again.close()
 
 

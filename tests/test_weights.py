@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ import zmq
 import zmq.asyncio
 
 from actors import platform
-from actors.settings import RolloutSettings
+from actors.engine import Engine
+from actors.settings import RolloutSettings, WeightsSettings
+from actors.version_follower import VersionFollower
 from actors.weights import BUCKETS_AHEAD, Staged, WeightClient, WeightsError
-from buffer.schema import WeightsManifest
+from buffer.meters import Meters
+from buffer.schema import Loaded, WeightsManifest
 from learner.weights import Packed, WeightServer, pack
 
 
@@ -129,6 +133,39 @@ async def test_bytes_that_differ_from_their_checksum_are_not_handed_on(
         await client.receive(manifest)
     client.close()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+class Ahead:
+    """An engine that has a version of the learner's second life."""
+
+    loaded = (2, 5)
+
+    async def swap(self, staged: Staged) -> float:
+        raise AssertionError(f"{staged.manifest.lineage}.{staged.manifest.version} was loaded")
+
+
+async def test_a_version_of_a_life_of_the_learner_that_is_over_is_not_loaded(
+    server: WeightServer, client: WeightClient
+) -> None:
+    refused, meters = asyncio.Event(), Meters("rollout", "rollout-0", 0.0)
+
+    async def acknowledge(loaded: Loaded) -> None:
+        raise AssertionError(f"{loaded} was acknowledged")
+
+    def changed() -> None:
+        if not follower.found and meters.snapshot(0.0)["counters"].get("weights_failed"):
+            refused.set()
+
+    follower = VersionFollower(
+        cast(Engine, Ahead()), client, WeightsSettings(), meters, acknowledge=acknowledge, changed=changed
+    )
+    server.publish(packed(1, 6))
+    following, told = asyncio.create_task(follower.run()), asyncio.create_task(refused.wait())
+    await asyncio.wait([following, told], timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
+    assert refused.is_set()
+    assert not following.done()
+    following.cancel()
+    await asyncio.wait([following])
 
 
 async def test_a_wait_for_the_servers_address_has_an_end_and_says_whose() -> None:

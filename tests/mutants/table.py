@@ -7,22 +7,8 @@ Invariant   `old` occurs exactly once in its file (tests/test_mutants.py): the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mutant:
-    """One law left out."""
-
-    law: str
-    file: str
-    old: str
-    new: str
-    tests: str
-    """what pytest is given, apart by spaces"""
-    slow: bool = False
-    """its tests train: most of a minute"""
-
+from tests.mutants.mutant import Mutant
+from tests.mutants.table_peers import PEERS
 
 TABLE = (
     Mutant(
@@ -227,4 +213,5 @@ TABLE = (
         tests="tests/test_learner_loop.py",
         slow=True,
     ),
+    *PEERS,
 )
