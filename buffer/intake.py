@@ -10,7 +10,7 @@ from __future__ import annotations
 
 MAX_STAGED_BYTES = 32 << 20
 """of payload not yet written"""
-MAX_HELD_REPLIES = 1024
+MAX_HELD_REPLIES = 2048
 """to messages that were answered and are not durable yet, or came behind such"""
 
 
