@@ -51,6 +51,7 @@ class Victim:
         self._marks = {"ROCSTAR_CHAOS": uuid.uuid4().hex}
         self._guard = warden.watch_me(self._marks)
         self._command: subprocess.Popen[bytes] | None = None
+        directory.parent.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = open(directory.with_suffix(".out"), "ab")  # noqa: SIM115 - as long as this lives
 
     def start(self, *overrides: str) -> None:
