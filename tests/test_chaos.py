@@ -25,7 +25,7 @@ from tests.chaos import verdict
 from tests.chaos.__main__ import Deeds, too_short
 from tests.chaos.plan import ROLES, plan
 from tests.chaos.verdict import Dealt
-from tests.chaos.victim import ROOT, connections
+from tests.chaos.victim import ROOT, boot_error_s, connections
 from tests.chaos.witness import Notes, Witness
 from tests.run_writer import write_run
 
@@ -209,6 +209,10 @@ def test_recovery_is_the_first_product_of_a_later_life(run: Path) -> None:
     }
     assert verdict.recoveries(run, notes, [dealt("learner", 200.0)], 400.0) == {"learner": [None]}
     assert verdict.recoveries(run, notes, [dealt("learner", 399.0)], 400.0) == {}, "the end came first"
+    change(run, "UPDATE groups SET decided_unix_s = 100 + group_id WHERE group_id >= 0")
+    notes.hellos |= {("filter-0", 1, 80.0), ("filter-0", 2, 102.5)}
+    told = verdict.recoveries(run, notes, [dealt("filter", 100.5)], 400.0)
+    assert told == {"filter": [2.5]}, "a decision that the dead one had sent is none of the next one's"
     twice_killed = [dealt("rollout", 101.5), dealt("rollout", 110.0)]
     assert verdict.recoveries(run, notes, twice_killed, 400.0) == {"rollout": [40.0]}
 
@@ -227,6 +231,15 @@ def test_a_cut_counts_what_is_gone() -> None:
             assert connections(own, port + 1 if port < 65535 else 1) == set()
             client.close()
             assert (ours, port) not in connections(own, port)
+
+
+def test_the_birth_of_a_process_is_told_to_a_part_of_a_second() -> None:
+    before_s = time.time()
+    with subprocess.Popen(["sleep", "100"]) as process:
+        after_s = time.time()
+        born_s = psutil.Process(process.pid).create_time() + boot_error_s()
+        process.kill()
+    assert before_s - 0.05 < born_s < after_s + 0.05
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 3), (0.95, 5), (0.2, 1), (0.21, 2)])

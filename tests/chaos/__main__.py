@@ -29,7 +29,7 @@ from tests import audit
 from tests.chaos import verdict
 from tests.chaos.plan import ROLES, Blow, plan
 from tests.chaos.verdict import Dealt
-from tests.chaos.victim import ROOT, SMALL, Victim, send
+from tests.chaos.victim import ROOT, SMALL, Victim, boot_error_s, send
 from tests.chaos.witness import Witness
 
 TICK_S = 0.25
@@ -60,6 +60,7 @@ class Chaos:
         self._victim, self._witness, self._blows, self._roles = victim, witness, blows, roles
         self._one_by_one = one_by_one
         self._wakes: list[tuple[float, psutil.Process]] = []
+        self._boot_error_s = boot_error_s()
         self.deeds = Deeds()
 
     def run(self, minutes: float, steps: int | None) -> int | None:
@@ -123,7 +124,7 @@ class Chaos:
         for role in self._roles:
             process = self._victim.head(role)
             if process is not None:
-                self.deeds.born[role].add(process.create_time())
+                self.deeds.born[role].add(process.create_time() + self._boot_error_s)
 
     def _deal(self, blow: Blow) -> None:
         process: list[psutil.Process] = []

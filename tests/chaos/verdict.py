@@ -247,7 +247,7 @@ def _later_lives(blow: Dealt, notes: Notes) -> tuple[int, float]:
     """The epoch that died, and from when on a product can only be a later life's."""
     hellos = sorted((epoch, at_s) for name, epoch, at_s in notes.hellos if name == f"{blow.role}-0")
     epoch = max((epoch for epoch, at_s in hellos if at_s <= blow.at_s), default=0)
-    if blow.role == "sandbox":  # turns with its results may still be under way
+    if blow.role in ("sandbox", "filter"):  # what the dead one sent may still be under way
         return 0, min((at_s for _, at_s in hellos if at_s > blow.at_s), default=float("inf"))
     return epoch if blow.role in ("rollout", "learner") else 0, blow.at_s
 

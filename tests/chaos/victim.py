@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import IO
@@ -146,6 +147,11 @@ class Victim:
         self._guard.stdin.close()
         self._guard.wait()
         self._log.close()
+
+
+def boot_error_s() -> float:
+    """What to add to a process's time of birth: it is told relative to the machine's start in whole seconds."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - psutil.boot_time()
 
 
 def connections(process: psutil.Process, port: int) -> set[tuple[int, int]]:
