@@ -17,7 +17,7 @@ import zmq
 from buffer.doors import DoorError, Keys, guard
 from buffer.wire import MAX_MESSAGE_BYTES
 
-RECEIVE_MESSAGES = 64
+RECEIVE_MESSAGES = 32
 SEND_MESSAGES = 512
 LARGE_BYTES = 64 << 10
 MAX_LARGE_REPLIES = 32

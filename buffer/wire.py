@@ -39,7 +39,7 @@ ACK, NACK = "ack", "nack"
 MAX_HEAD_BYTES = 512
 _HEAD_TYPES = (int, str, int, int, str)
 MAX_REQUEST_BODY_BYTES = 4 << 20
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 16 << 20
 """of one frame; ZeroMQ cuts the connection of a peer that sends more"""
 
 

@@ -2,8 +2,8 @@
 
 Consumes    recorded batches and their trajectories from the buffer
 Produces    versions, published under this life's lineage; checkpoints; the exported model; metrics
-Waits for   the batch of the next step (the buffer), the other ranks (a collective)
-Unblocked by  a finished batch; the run's end, which the buffer tells with every heartbeat; `request_stop`
+Waits for   the batch of the next step (the buffer), the other ranks (a collective), its own device and disk
+Unblocked by  a batch; the run's end, told with every heartbeat; `request_stop`; rank_timeout_s, step_timeout_s
 Invariant   a version is recorded as published before its first byte is sent; after a restart from checkpoint c, steps
             c, c+1, ... are recomputed with their recorded batches and nothing is published until the learner is at
             max(c, last published): so each batch is in the surviving weights exactly once, and engines never go back
@@ -20,7 +20,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from buffer.client import BufferClient, PeerSilent, Refused
@@ -29,13 +28,13 @@ from buffer.meters import Meters
 from buffer.schema import Batch, Trajectory, Welcome
 from buffer.usage import Usage
 from buffer.wire import Reason, value_at
+from learner.ranks import Command
 from learner.step_log import StepLog
 from learner.trainer import StepReport, Trainer, TrainerSpec
 from learner.weights import WeightServer
 
 TAKE_WAIT_S = 2.0
 """One request for a batch is held this long; in between the other ranks hear that rank 0 lives."""
-
 FAREWELL_S = 2.0
 
 Phase = Literal["restored", "taken", "trained", "checkpointed", "packed", "recorded", "published"]
@@ -43,15 +42,8 @@ Ended = Literal["done", "interrupted"]
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """What rank 0 tells all ranks to do next."""
-
-    kind: Literal["idle", "train", "save", "pack", "export", "end"]
-    batch: Batch | None = None
-    lr: float | None = None
-    """of this step, as it is on record"""
-    lineage: int = 0
+class StepHung(Exception):
+    """A command takes longer than it may: its device or its disk may never answer."""
 
 
 class Learner:
@@ -87,6 +79,7 @@ class Learner:
         self._stop = asyncio.Event()
         self._state = "running"
         self._saved = -1
+        self._command, self._command_s = "", 0.0
         self._trainer: Trainer
 
     @property
@@ -146,6 +139,10 @@ class Learner:
                     self._meters.gauge(f"weights_{key}", value)
                 if self._server.failure is not None:
                     raise self._server.failure
+            spent_s, limit_s = time.monotonic() - self._command_s, self._spec.learner.step_timeout_s
+            if self._command and spent_s > limit_s:
+                what = f"{self._command}: {spent_s:.1f} s exceed learner.step_timeout_s = {limit_s:g}"
+                raise StepHung(f"{what}; look at the device and the disk, or raise it if steps take that long")
             await asyncio.sleep(self._heartbeat_s)
 
     async def _live(self, welcome: Welcome) -> Ended:
@@ -218,8 +215,7 @@ class Learner:
 
     async def _take(self, step: int) -> Batch | None:
         self._enter("starved", f"the batch of step {step}, or the run's end, from the buffer")
-        batch = await self._client.take(step, TAKE_WAIT_S)
-        if batch is not None:
+        if (batch := await self._client.take(step, TAKE_WAIT_S)) is not None:
             self._on_phase("taken", step)
         return batch
 
@@ -263,21 +259,15 @@ class Learner:
         return await self._carry_out(command)
 
     async def _carry_out(self, command: Command) -> Any:
-        trainer = self._trainer
+        trainer, batch = self._trainer, command.batch
         if command.kind == "train":
-            assert command.batch is not None, "a train command carries its batch"
-            trajectories = await self._fetch(command.batch)
+            assert batch is not None, "a train command carries its batch"
+            trajectories = await self._fetch(batch)
             self._enter("busy")
-            batch = command.batch
-            return await self._in_thread(lambda: trainer.train(batch, trajectories, command.lr))
+            return await self._in_thread(lambda: trainer.train(batch, trajectories, command.lr), "train")
         self._enter("sync" if command.kind == "pack" else "busy", "the other ranks" if self._world > 1 else "")
-        if command.kind == "save":
-            return await self._in_thread(trainer.save)
-        if command.kind == "pack":
-            return await self._in_thread(lambda: trainer.pack(command.lineage))
-        if command.kind == "export":
-            return await self._in_thread(trainer.export)
-        return None
+        works = {"save": trainer.save, "pack": lambda: trainer.pack(command.lineage), "export": trainer.export}
+        return await self._in_thread(works[command.kind], command.kind) if command.kind in works else None
 
     async def _fetch(self, batch: Batch) -> list[Trajectory]:
         """This rank's share."""
@@ -289,8 +279,13 @@ class Learner:
         self._meters.observe("fetch_s", time.monotonic() - started_s)
         return trajectories
 
-    async def _in_thread(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+    async def _in_thread(self, call: Callable[[], _T], command: str = "") -> _T:
+        """`command` may take step_timeout_s: _pulse looks."""
+        self._command, self._command_s = command, time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        finally:
+            self._command = ""
 
     def _enter(self, state: str, waits_for: str = "") -> None:
         self._meters.clock.enter(state, time.monotonic(), waits_for)

@@ -13,11 +13,25 @@ import datetime
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from buffer.schema import Batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """What rank 0 tells all ranks to do next."""
+
+    kind: Literal["idle", "train", "save", "pack", "export", "end"]
+    batch: Batch | None = None
+    lr: float | None = None
+    """of this step, as it is on record"""
+    lineage: int = 0
 
 
 class Ranks:

@@ -47,6 +47,9 @@ class LearnerSettings(BaseModel):
     rank_timeout_s: float = Field(
         default=300.0, gt=0, description="seconds a rank waits for the others in a collective before it gives up"
     )
+    step_timeout_s: float = Field(
+        default=3600.0, gt=0, description="seconds after which a step, checkpoint or export that goes on counts as hung"
+    )
 
 
 class LossSettings(BaseModel):

@@ -23,7 +23,7 @@ evaluation.at_end evaluation.at_start
 groups.group_size groups.groups_per_step
 learner.activation_checkpointing learner.beta1 learner.beta2 learner.checkpoint_every learner.dtype
 learner.keep_checkpoints learner.lr learner.max_grad_norm learner.micro_batch_tokens learner.rank_timeout_s
-learner.ranks learner.warmup_steps learner.weight_decay learner.zero_stage
+learner.ranks learner.step_timeout_s learner.warmup_steps learner.weight_decay learner.zero_stage
 loss.advantage_std loss.clip_high loss.clip_low loss.correction loss.dual_clip loss.tis_cap loss.tis_mode
 metrics.prometheus_port metrics.tensorboard
 model.path

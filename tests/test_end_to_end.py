@@ -34,7 +34,7 @@ def test_three_steps_train_end_in_order_and_leave_nothing_behind(command: Comman
     assert set(figures["evaluations"]) == {"start", "step_3_life_1", "end"}
 
 
-def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: Command) -> None:
+def test_a_run_goes_on_after_its_driver_was_killed_and_after_either_signal(command: Command) -> None:
     driver = command.run(*ENDLESS)
     command.until_step(1)
     driver.kill()
@@ -48,6 +48,13 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_after_a_signal(command: C
     command.ended(driver, 75)
     command.nothing_left()
     assert command.summary()["outcome"] == "interrupted"
+
+    taken = command.steps_taken()
+    driver = command.start("resume", str(command.directory))
+    command.until_step(taken)
+    driver.send_signal(signal.SIGINT)
+    command.ended(driver, 75)
+    command.nothing_left()
 
     steps = command.steps_taken() + 2
     command.ended(command.start("resume", str(command.directory), "--set", f"run.steps={steps}"), 0)

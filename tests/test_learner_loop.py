@@ -17,7 +17,7 @@ import torch
 
 from buffer.client import BufferClient
 from learner.checkpoint import complete_steps, read_mark, step_directory
-from learner.learner import Learner
+from learner.learner import Learner, StepHung
 from learner.trainer import Trainer
 from tests.learner_batches import make_model, relative_difference
 from tests.learner_gradients import applied_gradient, version_state
@@ -123,6 +123,14 @@ async def test_a_stop_ends_after_the_step_with_a_checkpoint(model_dir, tmp_path)
         task = asyncio.create_task(learner.run())
         assert await task == "interrupted"
     assert complete_steps(tmp_path / "checkpoints") == [3]
+
+
+async def test_a_command_that_never_ends_ends_this_life_with_its_name(model_dir, tmp_path):
+    async with World(tmp_path, steps=50) as world, asyncio.timeout(200):
+        learner = Learner(spec(model_dir, tmp_path, step_timeout_s=0.001), resolve=world.resolve, heartbeat_s=0.001)
+        world.weights_at(learner.weights_endpoint)
+        with pytest.raises(StepHung, match=r"(train|pack|save): .* exceed learner.step_timeout_s = 0.001"):
+            await learner.run()
 
 
 async def test_at_staleness_0_each_step_applies_the_gradient_of_the_plain_synchronous_loop(model_dir, tmp_path):
