@@ -11,10 +11,10 @@ from typing import Any
 from actors.roc import RocSettings
 from buffer.schema import Finish
 from launch.tune.shapes import (
-    Curve,
     GroupWork,
     Machine,
     Model,
+    PassTime,
     RatePoint,
     Recorded,
     RolloutWork,
@@ -28,22 +28,20 @@ SETTING = Setting(max_staleness=1, groups_per_step=2, group_size=2, concurrency=
 PLENTY = Machine(cores=1e6, others=0.0)
 
 
-def flat(token_s: float) -> Curve:
-    """As long, whatever runs at once."""
-    return Curve(points=((1.0, token_s),), beyond_s=0.0)
-
-
-def shared_curve(each_s: float, fixed_s: float = 0.0) -> Curve:
-    """Seconds that grow with what runs at once: alone `fixed_s` + `each_s`."""
-    return Curve(points=((1.0, fixed_s + each_s),), beyond_s=each_s)
+def flat(pass_s: float) -> PassTime:
+    """As long, whatever is in it."""
+    return PassTime(fixed_s=pass_s, token_s=0.0)
 
 
 def rollout(turns: tuple[int, ...], right: bool, run_s: float = 0.0) -> RolloutWork:
     """`turns` are their tokens; all but the last call."""
-    works, context = [], 10
+    works, given = [], 10
     for at, tokens in enumerate(turns):
-        context += tokens
-        works.append(TurnWork(num_tokens=tokens, context_tokens=context, called=at + 1 < len(turns), run_s=run_s))
+        context, called = given + tokens, at + 1 < len(turns)
+        works.append(
+            TurnWork(num_tokens=tokens, given_tokens=given, context_tokens=context, called=called, run_s=run_s)
+        )
+        given = context
     finish = Finish(
         group=0,
         rollout=0,
@@ -85,7 +83,7 @@ def recorded(**parts: Any) -> Recorded:
         "store_token_cpu_s": 0.0,
         "step_cpu_s": 0.0,
         "engine_threads": 1,
-        "prefill_per_token": 1.0,
+        "computed_share": 0.0,
         "recomputes": False,
         "rollout_rest_s": 0.0,
         "decide_s": 0.0,
@@ -100,17 +98,19 @@ def recorded(**parts: Any) -> Recorded:
 
 def model(work: Recorded | None = None, **parts: Any) -> Model:
     """An engine whose every token takes 0.1 s, a learner whose every step takes 1 s."""
+    work = work or recorded()
     fields: dict[str, Any] = {
-        "work": work or recorded(),
-        "curve": flat(0.1),
+        "work": work,
+        "pass_time": flat(0.1),
         "engine_cores": 0.0,
-        "store_cores": 0.0,
-        "prefill_s": 0.0,
+        "beside_cpu_s": 0.0,
+        "pause_share": 1.0,
         "step_fixed_s": 1.0,
         "step_token_s": 0.0,
         "learner_share": 0.0,
         "learner_cores": 1.0,
-        "call_wait_s": 0.0,
+        "call_cpu_share": 0.0,
+        "rest_s": work.rollout_rest_s,
     }
     return Model(**(fields | parts))
 

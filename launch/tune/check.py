@@ -18,7 +18,7 @@ from actors.roc import RocSettings
 from buffer.schema import Finish
 from launch.monitor.fixes import Fix
 from launch.monitor.snapshot import Snapshot
-from launch.tune.fit import curve_of
+from launch.tune.fit import guess
 from launch.tune.model import simulate
 from launch.tune.shapes import (
     GroupWork,
@@ -113,20 +113,21 @@ def coarse(snapshot: Snapshot) -> Model | None:
     if work is None:
         return None
     step_s, tokens = work.steps[0].wall_s, work.steps[0].num_tokens
-    curve = curve_of(work.rates)
+    pass_time = guess(work)
     at_once = sum(point.concurrency * point.weight_s for point in work.rates) / sum(p.weight_s for p in work.rates)
-    tokens_per_s = at_once / curve.token_s(at_once)
+    tokens_per_s = at_once / pass_time.of(1.0, at_once)
     return Model(
         work=work,
-        curve=curve,
+        pass_time=pass_time,
         engine_cores=work.token_cpu_s * tokens_per_s,
-        store_cores=work.store_token_cpu_s * tokens_per_s,
-        prefill_s=0.0,
+        beside_cpu_s=0.0,
+        pause_share=1.0,
         step_fixed_s=0.0,
         step_token_s=step_s / tokens,
         learner_share=min(1.0, work.step_cpu_s / step_s),
         learner_cores=max(1.0, work.step_cpu_s / step_s),
-        call_wait_s=work.call_cpu_s,
+        call_cpu_share=0.0,
+        rest_s=work.rollout_rest_s,
     )
 
 
@@ -161,7 +162,7 @@ def _work(snapshot: Snapshot) -> Recorded | None:
         store_token_cpu_s=_cores(snapshot, "buffer", "filter") / generated,
         step_cpu_s=_cores(snapshot, "learner") * per_step_s / setting.ranks,
         engine_threads=1,
-        prefill_per_token=0.0,
+        computed_share=0.0,
         recomputes=False,
         rollout_rest_s=0.0,
         decide_s=0.0,
@@ -223,7 +224,13 @@ def _groups(snapshot: Snapshot, setting: Setting, tokens: float, calls: float, k
 def _rollout(tokens: float, num_calls: int, run_s: float, right: bool) -> RolloutWork:
     each = max(1, round(tokens / (num_calls + 1)))
     turns = tuple(
-        TurnWork(num_tokens=each, context_tokens=each * (turn + 1) + each, called=turn < num_calls, run_s=run_s)
+        TurnWork(
+            num_tokens=each,
+            given_tokens=each * (turn + 1),
+            context_tokens=each * (turn + 2),
+            called=turn < num_calls,
+            run_s=run_s,
+        )
         for turn in range(num_calls + 1)
     )
     finish = Finish(

@@ -3,40 +3,35 @@
 Consumes    `Recorded`
 Produces    `Model`
 Waits for   simulations of the recorded setting
-Invariant   pure: the same records give the same model; simulated at the recorded setting, engines and learner take as
-            long as they were recorded to
+Invariant   pure: the same records give the same model; simulated at the recorded setting, engines, learner and pauses
+            take as long as they were recorded to
 
 What was recorded was measured while stages shared cores, so it is longer than alone. How much longer follows from the
 model itself: it is simulated at the recorded setting, and alone durations are corrected by recorded over simulated
-until both agree. CPU seconds do not depend on sharing.
+until both agree. CPU seconds do not depend on sharing. What an engine's passes held follows from the same simulation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from launch.config import ConfigError
 from launch.tune.model import simulate
-from launch.tune.shapes import Curve, Model, Outcome, RatePoint, Recorded, StepTime
+from launch.tune.shapes import Model, Outcome, PassTime, RatePoint, Recorded, StepTime
 
-ROUNDS = 5
+ROUNDS = 8
 CLOSE = 0.01
 ROLLOUTS = 2500
 """of one simulation of a fit"""
 MIN_STEPS, MAX_STEPS, WARMUP = 6, 60, 3
-MIN_SHARE = 0.005
-"""of the measured time, from which a point of the curve counts"""
-UPPER = 0.2
-"""of the greatest concurrency, from which points say how the curve goes on"""
 MIN_SPREAD = 0.05
 """of tokens over steps, below which a step's fixed part can't be told"""
-MIN_CPU = 0.3
-"""of an engine's CPU seconds, that are spent on generations whatever else it does"""
 BESIDE = 0.35
 """of a core, that an engine's process keeps busy beside its threads: tokens to text, turns to messages"""
 WAITS = 5.0
-"""times its CPU seconds, from which a call's median says that calls wait rather than compute"""
+"""times their CPU seconds, from which the length of calls says that they wait rather than compute"""
 
 
 def fit(work: Recorded) -> Model:
@@ -49,78 +44,107 @@ def fit(work: Recorded) -> Model:
         if not found:
             raise ConfigError(f"no {what} are on record in the window: a fit needs 1 or more; let the run go on")
     fixed_s, token_s = step_line(work.steps)
-    step_s = _mean_step_s(work.steps)
-    curve = curve_of(work.rates)
     model = Model(
         work=work,
-        curve=curve,
+        pass_time=guess(work),
         engine_cores=1.0,
-        store_cores=0.0,
-        prefill_s=0.0,
+        beside_cpu_s=0.0,
+        pause_share=1.0,
         step_fixed_s=fixed_s,
         step_token_s=token_s,
-        learner_share=min(1.0, work.step_cpu_s / step_s),
+        learner_share=1.0,
         learner_cores=1.0,
-        call_wait_s=_computing_s(work),
+        call_cpu_share=call_cpu_share(work),
+        rest_s=work.rollout_rest_s,
     )
-    return _calibrated(_with_cores(model, work.rates, work.token_cpu_s))
+    return _calibrated(_with_cores(model, _recorded_engine_s(work.rates), 0.0))
 
 
 def _calibrated(model: Model) -> Model:
     """Alone durations such that the simulation of the recorded setting takes as long as the record."""
     work, setting = model.work, model.work.setting
     steps = max(MIN_STEPS, min(MAX_STEPS, ROLLOUTS // (setting.groups_per_step * work.groups[0].num_rollouts)))
-    recorded_s, alone = _mean_step_s(work.steps), work.rates
     for _ in range(ROUNDS):
         outcome = simulate(model, setting, steps=steps, warmup=WARMUP + setting.max_staleness)
-        slower = _slower(work.rates, outcome)
-        mean = _mean_of(slower, work.rates)
-        cpu_s = max(MIN_CPU * work.token_cpu_s, work.token_cpu_s - outcome.anew_s * work.engine_threads)
-        alone = _not_below_cpu([_times(one, slower.get(one.concurrency, mean)) for one in alone], work, cpu_s)
-        step_s = max(_alone_step_s(model) * recorded_s / outcome.step_wall_s, min(recorded_s, work.step_cpu_s))
-        change = step_s / _alone_step_s(model)
-        before, model = model.curve, _with_cores(_paced(model, alone, change), alone, cpu_s)
-        at = work.rates[-1].concurrency
-        if max(abs(model.curve.token_s(at) / before.token_s(at) - 1.0), abs(change - 1.0)) < CLOSE:
+        before, model = model, _midway(model, _corrected(model, outcome))
+        changes = (_alone_step_s(model) / _alone_step_s(before), _taking(outcome, model) / _taking(outcome, before))
+        if max(abs(change - 1.0) for change in changes) < CLOSE:
             break
     return model
 
 
-def _times(point: RatePoint, factor: float) -> RatePoint:
-    return replace(point, token_s=point.token_s * factor)
-
-
-def _paced(model: Model, alone: Sequence[RatePoint], change: float) -> Model:
-    return replace(
+def _corrected(model: Model, outcome: Outcome) -> Model:
+    """By recorded over simulated."""
+    work, recorded_s = model.work, _mean_step_s(model.work.steps)
+    paused_s = sum(swap.pause_s for swap in work.swaps) / len(work.swaps)
+    alone = pass_time(work.rates, outcome, model.pass_time)
+    engine_s = outcome.engine_s * _taking(outcome, replace(model, pass_time=alone)) / _taking(outcome, model)
+    enough = _cpu_factor(work, engine_s, outcome.loading_s)
+    step_s = max(_alone_step_s(model) * recorded_s / outcome.step_wall_s, min(recorded_s, work.step_cpu_s))
+    change = step_s / _alone_step_s(model)
+    paced = replace(
         model,
-        curve=curve_of(alone),
-        prefill_s=_prefill_s(alone, model.work),
+        pass_time=PassTime(fixed_s=alone.fixed_s * enough, token_s=alone.token_s * enough),
+        rest_s=max(0.0, work.rollout_rest_s - outcome.beside_s),
+        pause_share=min(1.0, model.pause_share * paused_s / max(outcome.pause_s, 1e-9)),
         step_fixed_s=model.step_fixed_s * change,
         step_token_s=model.step_token_s * change,
     )
+    return _with_cores(paced, engine_s * enough, outcome.loading_s)
 
 
-def _prefill_s(alone: Sequence[RatePoint], work: Recorded) -> float:
-    """A token more in a pass costs as much, be it sampled or of a context: what one generation more adds to the curve,
-    over the tokens that it brings. Contexts computed anew are not among those on record, so this is on the high side.
+def _midway(one: Model, other: Model) -> Model:
+    """Half of each correction: one that comes late, as where queues build up, would else swing."""
+    names = ("engine_cores", "beside_cpu_s", "rest_s", "pause_share", "step_fixed_s", "step_token_s")
+    cores = ("learner_share", "learner_cores")
+    passes = _means(one.pass_time, other.pass_time, ("fixed_s", "token_s"))
+    return replace(one, pass_time=PassTime(**passes), **_means(one, other, (*names, *cores)))
+
+
+def _means(one: Any, other: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: (getattr(one, name) + getattr(other, name)) / 2.0 for name in names}
+
+
+def guess(work: Recorded) -> PassTime:
+    """From the curve alone: a token more in a pass costs as much, be it sampled or of a context."""
+    fixed_s, each_s = line([(one.concurrency, one.token_s, one.weight_s) for one in work.rates])
+    turns = [turn for group in work.groups for one in group.rollouts for turn in one.turns]
+    contexts = work.computed_share * sum(turn.given_tokens for turn in turns)
+    return PassTime(fixed_s=fixed_s, token_s=each_s / (1.0 + contexts / sum(turn.num_tokens for turn in turns)))
+
+
+def pass_time(rates: Sequence[RatePoint], outcome: Outcome, before: PassTime) -> PassTime:
+    """What passes take alone, such that generations take as long as recorded at each concurrency.
+
+    A generation takes as long as its passes, and of these the simulation says how many they are and what they hold.
     """
-    each_s = line([(one.concurrency, one.token_s, one.weight_s) for one in alone])[1]
-    return each_s / (1.0 + work.prefill_per_token) if work.recomputes else 0.0
+    points = []
+    for one in rates:
+        met = outcome.measured.get(one.concurrency)
+        if met is not None:
+            longer = one.token_s * met.tokens / met.wall_s
+            alone_s = longer * before.of(met.passes, met.pass_tokens)
+            points.append((met.pass_tokens / met.passes, alone_s / met.passes, one.weight_s))
+    if not points:
+        return before
+    fixed_s, token_s = line(points)
+    return PassTime(fixed_s=fixed_s, token_s=token_s)
 
 
-def _not_below_cpu(alone: Sequence[RatePoint], work: Recorded, token_cpu_s: float) -> tuple[RatePoint, ...]:
+def _taking(outcome: Outcome, model: Model) -> float:
+    """Alone seconds of all that engines were seen doing."""
+    return sum(model.pass_time.of(met.passes, met.pass_tokens) for met in outcome.measured.values())
+
+
+def _cpu_factor(work: Recorded, engine_s: float, loading_s: float) -> float:
     """Its threads can't spend the CPU seconds faster; but nothing takes longer alone than it took in company."""
-    factor = max(1.0, _cores(alone, token_cpu_s) / (work.engine_threads + BESIDE))
-    return tuple(
-        replace(one, token_s=min(max(one.token_s, recorded.token_s), one.token_s * factor))
-        for one, recorded in zip(alone, work.rates, strict=True)
-    )
+    least_s = (work.token_cpu_s - loading_s) / (work.engine_threads + BESIDE)
+    return max(1.0, min(least_s, _recorded_engine_s(work.rates)) / engine_s)
 
 
-def _cores(alone: Sequence[RatePoint], token_cpu_s: float) -> float:
-    """CPU seconds over alone seconds of what was generated; the weights are those of the record."""
-    tokens = sum(one.weight_s * one.concurrency / one.token_s for one in alone)
-    return token_cpu_s * tokens / sum(one.weight_s for one in alone)
+def _recorded_engine_s(rates: Sequence[RatePoint]) -> float:
+    """Of an engine that generates, per token, in company."""
+    return sum(one.weight_s for one in rates) / sum(one.weight_s * one.concurrency / one.token_s for one in rates)
 
 
 def _alone_step_s(model: Model) -> float:
@@ -129,55 +153,22 @@ def _alone_step_s(model: Model) -> float:
     return model.step_fixed_s + model.step_token_s * tokens
 
 
-def _with_cores(model: Model, alone: Sequence[RatePoint], token_cpu_s: float) -> Model:
+def _with_cores(model: Model, engine_s: float, loading_s: float) -> Model:
     """What an engine and a learner rank keep busy; beyond an engine's threads, what goes on beside them."""
     work = model.work
-    wanted, engine = work.step_cpu_s / max(_alone_step_s(model), 1e-9), _cores(alone, token_cpu_s)
-    beside = max(0.0, engine - work.engine_threads)
+    wanted = work.step_cpu_s / max(_alone_step_s(model), 1e-9)
+    cpu_s = max(0.0, work.token_cpu_s - loading_s)
     return replace(
         model,
-        engine_cores=engine - beside,
-        store_cores=_cores(alone, work.store_token_cpu_s) + beside,
+        engine_cores=min(cpu_s / engine_s, float(work.engine_threads)),
+        beside_cpu_s=max(0.0, cpu_s - work.engine_threads * engine_s),
         learner_share=min(1.0, wanted),
         learner_cores=max(1.0, wanted),
     )
 
 
-def _slower(rates: Sequence[RatePoint], outcome: Outcome) -> dict[int, float]:
-    """Recorded over simulated seconds per token, at the concurrencies that both met."""
-    found = {at: seconds / tokens for at, (tokens, seconds) in outcome.measured.items() if tokens > 0}
-    return {one.concurrency: one.token_s / found[one.concurrency] for one in rates if one.concurrency in found}
-
-
-def _mean_of(slower: Mapping[int, float], rates: Sequence[RatePoint]) -> float:
-    """Weighted by the time that was spent there; 1 where nothing was met."""
-    pairs = [(one.weight_s, slower[one.concurrency]) for one in rates if one.concurrency in slower]
-    total = sum(weight for weight, _ in pairs)
-    return sum(weight * value for weight, value in pairs) / total if total > 0 else 1.0
-
-
 def _mean_step_s(steps: Sequence[StepTime]) -> float:
     return sum(step.wall_s for step in steps) / len(steps)
-
-
-def curve_of(rates: Sequence[RatePoint]) -> Curve:
-    """Through the points that were measured long enough, made rising; beyond them on the line of the upper ones."""
-    total = sum(point.weight_s for point in rates)
-    points = [point for point in rates if point.weight_s >= MIN_SHARE * total]
-    rising: list[tuple[float, float, float]] = []  # (n, seconds, weight)
-    for point in points:
-        rising.append((point.concurrency, point.token_s, point.weight_s))
-        while len(rising) > 1 and rising[-1][1] < rising[-2][1]:
-            rising[-2:] = [_pooled(*rising[-2:])]
-    top = points[-1].concurrency
-    upper = [(one.concurrency, one.token_s, one.weight_s) for one in points if one.concurrency >= UPPER * top]
-    return Curve(points=tuple((at, token_s) for at, token_s, _ in rising), beyond_s=line(upper)[1])
-
-
-def _pooled(one: tuple[float, float, float], two: tuple[float, float, float]) -> tuple[float, float, float]:
-    weight = one[2] + two[2]
-    at, token_s = ((one[part] * one[2] + two[part] * two[2]) / weight for part in (0, 1))
-    return at, token_s, weight
 
 
 def step_line(steps: Sequence[StepTime]) -> tuple[float, float]:
@@ -200,9 +191,10 @@ def line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     return y_mean - slope * x_mean, slope
 
 
-def _computing_s(work: Recorded) -> float:
-    """What of a call's recorded seconds is computing, or waiting for a core: nearly all of it, unless calls sleep."""
-    runs = sorted(turn.run_s for group in work.groups for one in group.rollouts for turn in one.turns if turn.called)
-    if not runs or runs[len(runs) // 2] > WAITS * work.call_cpu_s:
-        return work.call_cpu_s
-    return runs[min(len(runs) - 1, len(runs) * 95 // 100)]
+def call_cpu_share(work: Recorded) -> float:
+    """Calls compute as long as they take, but for company, unless that is far longer than their CPU seconds: then they
+    wait.
+    """
+    runs = [turn.run_s for group in work.groups for one in group.rollouts for turn in one.turns if turn.called]
+    share = work.call_cpu_s * len(runs) / max(sum(runs), 1e-9)
+    return share if WAITS * share > 1.0 and sum(runs) > 0 else 0.0

@@ -4,24 +4,26 @@ Consumes    jobs (CPU seconds), generations (tokens), pauses for versions
 Produces    simpy events that fire when they are over; versions that sampled a generation's tokens
 Waits for   simulated time
 Invariant   while activities want more cores than a machine has, all that need one go slower by the same factor; all
-            generations of an engine advance at one pace, which falls with their number
+            generations of an engine advance at one pace, a token a pass; a pass takes longer the more there are, and
+            for the contexts of those that join in it
 
-Both are processor sharing: a clock that runs at the common pace, on which an activity that begins at w and needs d is
-over at w + d. So an arrival or an end costs one look at each heap's top, however many share.
+Both are a clock that runs at the common pace, on which an activity that begins at w and needs d is over at w + d. So an
+arrival or an end costs one look at each heap's top, however many share.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from functools import cache
+from collections import defaultdict, deque
+from dataclasses import dataclass
 from itertools import count
+from math import floor
 
 import simpy
 from simpy.events import Event
 
 from actors.rollout_figures import near_power
-from launch.tune.shapes import Curve, Machine
+from launch.tune.shapes import Generated, Machine, PassTime
 
 _EPSILON = 1e-9
 
@@ -97,44 +99,109 @@ class Host:
         self.settle()
 
 
+class Thread:
+    """Of a role that does one thing at a time: what comes meanwhile waits."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._queue: deque[tuple[float, Event]] = deque()
+
+    def work(self, cpu_s: float) -> Event:
+        """Fires when it is done."""
+        over = self._host.env.event()
+        self._queue.append((cpu_s, over))
+        if len(self._queue) == 1:
+            self._begin()
+        return over
+
+    def _begin(self) -> None:
+        job = self._host.job(self._queue[0][0])
+        assert job.callbacks is not None
+        job.callbacks.append(self._end)
+
+    def _end(self, _: Event) -> None:
+        self._queue.popleft()[1].succeed()
+        if self._queue:
+            self._begin()
+
+
+@dataclass(slots=True)
+class Generation:
+    """One that waits for a pass, or runs."""
+
+    num_tokens: int
+    context_tokens: int
+    """that it was given"""
+    since_s: float
+    at_once_s: float
+    passes: float
+    pass_tokens: float
+    """of its engine, when it came"""
+    over: Event
+    first: float = 0.0
+    """passes before its own first"""
+
+
 class Engine:
-    """Generations that advance together, token by token, and versions loaded between two tokens."""
+    """Generations that advance together, a token in each pass, and versions loaded between two passes.
+
+    A generation joins at the end of the pass under way, and its context is computed in its first pass: so rollouts
+    that begin together share passes, and those that come one by one make each other's passes longer.
+    """
 
     def __init__(
-        self, env: simpy.Environment, host: Host, name: str, curve: Curve, cores: float, store_cores: float = 0.0
+        self, env: simpy.Environment, host: Host, name: str, pass_time: PassTime, cores: float, computes: float = 1.0
     ) -> None:
-        """`cores` that it keeps busy while it generates alone; `store_cores`, those that keep what it makes."""
+        """`cores` that it keeps busy while it generates alone; `computes`, the share of contexts not in its cache."""
         self.env, self.host, self.name = env, host, name
-        self._cores = cores + store_cores
-        self._token_s = cache(curve.token_s)
+        self._pass_time, self._cores, self._computes = pass_time, cores, computes
         self._needs_core = min(1.0, cores)
         self.version = 0
-        self.integral_s = 0.0
-        """of generations at once over time"""
-        self.measured: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._tokens = 0.0
-        """that each generation has made which was there from the beginning"""
-        self._running: list[tuple[float, int, float, float, float, Event]] = []
+        self.at_once_s = 0.0
+        """generations at once, over time"""
+        self.alone_s = 0.0
+        """that its passes would have taken alone"""
+        self.passes = 0.0
+        """so far"""
+        self.pass_tokens = 0.0
+        """in them"""
+        self.measured: dict[int, Generated] = defaultdict(Generated)
+        self._contexts_s = 0.0
+        """alone, of contexts to be computed before the passes go on"""
+        self._running: list[tuple[float, int, Generation]] = []
+        """by the pass that is its last"""
+        self._waiting: list[Generation] = []
+        """for the pass under way to end"""
         self._numbers = count()
         self._marks: list[tuple[float, int]] = [(0.0, 0)]
-        """(tokens, version loaded there)"""
+        """(passes, version loaded there)"""
         self._paused = False
         host.engines.append(self)
 
-    @property
-    def at_once(self) -> int:
-        return len(self._running)
-
-    def generate(self, num_tokens: int) -> Event:
+    def generate(self, num_tokens: int, context_tokens: int = 0) -> Event:
         """Its value: tokens by the version that sampled them."""
         self.host.advance()
-        event = self.env.event()
-        entry = (self._tokens + num_tokens, next(self._numbers), self._tokens, self.env.now, self.integral_s, event)
+        over = self.env.event()
+        met = (self.env.now, self.at_once_s, self.passes, self.pass_tokens)
+        one = Generation(num_tokens, context_tokens, *met, over)
+        if self.passes.is_integer():
+            self._join(one)
+        else:
+            self._waiting.append(one)
+        self.host.settle()
+        return over
+
+    def _join(self, one: Generation) -> None:
         if not self._running and not self._paused:
             self.host.want(self._cores)
-        heapq.heappush(self._running, entry)
-        self.host.settle()
-        return event
+        one.first = self.passes
+        heapq.heappush(self._running, (one.first + one.num_tokens, next(self._numbers), one))
+        self._compute(one.context_tokens * self._computes)
+
+    def _compute(self, context_tokens: float) -> None:
+        """In the pass under way."""
+        self.pass_tokens += context_tokens
+        self._contexts_s += self._pass_time.of(0.0, context_tokens)
 
     def pause(self) -> None:
         self.host.advance()
@@ -143,48 +210,65 @@ class Engine:
         self._paused = True
         self.host.settle()
 
-    def resume(self, version: int) -> None:
-        """On new weights."""
+    def resume(self, version: int, recomputes: bool = False) -> None:
+        """On new weights; it may have to compute anew the contexts of what it generates."""
         self.host.advance()
         self._paused, self.version = False, version
-        self._marks.append((self._tokens, version))
+        self._marks.append((self.passes, version))
         if self._running:
             self.host.want(self._cores)
+        if recomputes:
+            self._compute(sum(one.context_tokens + self.passes - one.first for _, _, one in self._running))
         self.host.settle()
 
-    def _pace(self, speed: float) -> float:
-        """Tokens of each generation per second."""
-        if self._paused or not self._running:
-            return 0.0
-        slower = self._needs_core / speed + 1.0 - self._needs_core
-        return 1.0 / (self._token_s(len(self._running)) * slower)
+    def _slower(self, speed: float) -> float:
+        return self._needs_core / speed + 1.0 - self._needs_core
 
     def advance(self, passed_s: float) -> None:
-        self._tokens += self._pace(self.host.speed) * passed_s
-        self.integral_s += len(self._running) * passed_s
+        at_once = len(self._running)
+        self.at_once_s += (at_once + len(self._waiting)) * passed_s
+        if self._paused or not at_once:
+            return
+        alone_s = passed_s / self._slower(self.host.speed)
+        contexts_s = min(self._contexts_s, alone_s)
+        self._contexts_s -= contexts_s
+        made = (alone_s - contexts_s) / self._pass_time.of(1.0, at_once)
+        self.alone_s += alone_s
+        self.passes += made
+        self.pass_tokens += made * at_once
+        if abs(self.passes - round(self.passes)) < _EPSILON:
+            self.passes = float(round(self.passes))
 
     def soonest_s(self, speed: float) -> float:
-        pace = self._pace(speed)
-        return (self._running[0][0] - self._tokens) / pace if pace > 0 else float("inf")
+        if self._paused or not self._running:
+            return float("inf")
+        until = floor(self.passes) + 1.0 if self._waiting else self._running[0][0]
+        alone_s = self._contexts_s + (until - self.passes) * self._pass_time.of(1.0, len(self._running))
+        return alone_s * self._slower(speed)
 
     def finish(self) -> None:
-        """Ends the generations that have all their tokens."""
-        if self._paused:
+        """Ends the generations that have all their tokens; others join at the end of a pass."""
+        if self._paused or not self.passes.is_integer():
             return
-        ended = False
-        while self._running and self._running[0][0] <= self._tokens + _EPSILON:
-            end, _, start, since_s, integral_s, event = heapq.heappop(self._running)
-            self._measure(end - start, self.env.now - since_s, self.integral_s - integral_s)
-            event.succeed(self._versions(start, end))
-            ended = True
-        if ended and not self._running:
+        some = bool(self._running)
+        while self._running and self._running[0][0] <= self.passes:
+            end, _, one = heapq.heappop(self._running)
+            self._measure(one)
+            one.over.succeed(self._versions(one.first, end))
+        if some and not self._running:
             self.host.want(-self._cores)
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self._join(one)
 
-    def _measure(self, tokens: float, took_s: float, integral_s: float) -> None:
-        """As actors/rollout_figures.py does."""
-        cell = self.measured[near_power(integral_s / max(took_s, _EPSILON))]
-        cell[0] += tokens
-        cell[1] += took_s
+    def _measure(self, one: Generation) -> None:
+        """As actors/rollout_figures.py does, and what it went through."""
+        took_s = self.env.now - one.since_s
+        found = self.measured[near_power((self.at_once_s - one.at_once_s) / max(took_s, _EPSILON))]
+        found.tokens += one.num_tokens
+        found.wall_s += took_s
+        found.passes += self.passes - one.passes
+        found.pass_tokens += self.pass_tokens - one.pass_tokens
 
     def _versions(self, start: float, end: float) -> dict[int, float]:
         out: dict[int, float] = {}

@@ -23,8 +23,8 @@ from buffer.leases import Leases
 from buffer.ledger import Ledger
 from buffer.schema import GroupHeaders
 from buffer.tickets import Ticket, check_promise
-from launch.tune.machine import Engine, Host
-from launch.tune.shapes import GroupWork, Model, Outcome, RolloutWork, Setting
+from launch.tune.machine import Engine, Host, Thread
+from launch.tune.shapes import Generated, GroupWork, Model, Outcome, RolloutWork, Setting
 
 FOREVER_S = 1e12
 """of leases and groups: nobody dies here"""
@@ -67,13 +67,18 @@ class World:
         self.leases = Leases(self._num_rollouts(), FOREVER_S, FOREVER_S)
         self.hosts = [Host(self.env, machine) for machine in model.work.machines]
         self.engines = [self._engine(number) for number in range(setting.engines)]
+        self.besides = {engine.name: Thread(engine.host) for engine in self.engines}
+        self.store = Thread(self._host("buffer"))
         self.schedulers = {engine.name: self._scheduler() for engine in self.engines}
         self.workers = simpy.Resource(self.env, capacity=max(1, model.work.workers))
         self.groups: dict[int, _Group] = {}
         self.taken: list[_Taken] = []
         self.step_s: list[float] = []
-        self.anew_s = 0.0
-        """that engines spent on contexts computed anew"""
+        self.beside_s, self.num_finished = 0.0, 0
+        """of rollouts with engines' processes; how many have ended"""
+        self.pauses_s: list[float] = []
+        self.loading_s = 0.0
+        """of them, alone"""
         self.published = 0
         self._outlook = self.env.event()
         self._news = self.env.event()
@@ -97,9 +102,8 @@ class World:
         return self.hosts[self.model.work.places.get(kind, 0)]
 
     def _engine(self, number: int) -> Engine:
-        model, host = self.model, self._host("rollout")
-        store_cores = model.store_cores if self._host("buffer") is host else 0.0
-        return Engine(self.env, host, f"rollout-{number}", model.curve, model.engine_cores, store_cores)
+        model, host, name = self.model, self._host("rollout"), f"rollout-{number}"
+        return Engine(self.env, host, name, model.pass_time, model.engine_cores, model.work.computed_share)
 
     def _scheduler(self) -> KvScheduler:
         longest = self.model.work.longest_tokens
@@ -124,8 +128,10 @@ class World:
 
     def _draw(self, number: int) -> _Group:
         """A recorded group; where groups are of another size, its rollouts are drawn anew, with replacement."""
+        groups = self.model.work.groups
+        round_, at = divmod(number, len(groups))
         rng = random.Random(f"{self.seed}/{number}")
-        recorded: GroupWork = rng.choice(self.model.work.groups)
+        recorded: GroupWork = random.Random(f"{self.seed}/order/{round_}").sample(groups, len(groups))[at]
         rollouts, wanted = recorded.rollouts, self._num_rollouts()
         if recorded.num_rollouts != wanted:
             rollouts = tuple(rng.choice(rollouts) for _ in range(wanted))
@@ -143,8 +149,7 @@ class World:
         for group, rollout, _ in self.leases.grant(engine.name, 1, engine.version, room, self.env.now):
             self.ledger.lease(group)
             work = self.groups[group].rollouts[rollout]
-            prompt = work.turns[0].context_tokens - work.turns[0].num_tokens
-            self.schedulers[engine.name].admit((group, rollout), max(1, prompt))
+            self.schedulers[engine.name].admit((group, rollout), max(1, work.turns[0].given_tokens))
             self.env.process(self._rollout(engine, group, rollout, work))
 
     # Work
@@ -153,13 +158,18 @@ class World:
         versions: dict[int, float] = {}
         scheduler = self.schedulers[engine.name]
         for turn in work.turns:
-            sampled: dict[int, float] = yield engine.generate(turn.num_tokens)
+            since_s = self.env.now
+            yield self.besides[engine.name].work(self.model.beside_cpu_s * turn.num_tokens)
+            self.beside_s += self.env.now - since_s
+            sampled: dict[int, float] = yield engine.generate(turn.num_tokens, turn.given_tokens)
+            self.store.work(self.model.work.store_token_cpu_s * turn.num_tokens)
             for version, tokens in sampled.items():
                 versions[version] = versions.get(version, 0.0) + tokens
             if turn.called:
                 yield from self._call(turn.run_s)
             scheduler.grow((group, rollout), turn.context_tokens)
-        yield self.env.timeout(self.model.work.rollout_rest_s)
+        yield self.env.timeout(self.model.rest_s)
+        self.num_finished += 1
         self.groups[group].versions[rollout] = versions
         scheduler.release((group, rollout), completed=True)
         if self.leases.done(group, rollout, 1, engine.name, 1):
@@ -169,13 +179,12 @@ class World:
 
     def _call(self, run_s: float) -> Steps:
         """Computes on a worker; what a call sleeps holds none."""
-        work = self.model.work
+        share, cpu_s = self.model.call_cpu_share, self.model.work.call_cpu_s
         with self.workers.request() as worker:
             yield worker
-            yield self._host("sandbox").job(work.call_cpu_s)
-        wait_s = run_s - self.model.call_wait_s
-        if wait_s > 0:
-            yield self.env.timeout(wait_s)
+            yield self._host("sandbox").job(share * run_s if share else cpu_s)
+        if not share and run_s > cpu_s:
+            yield self.env.timeout(run_s - cpu_s)
 
     def _decide(self, number: int) -> Steps:
         yield self.env.timeout(self.model.work.decide_s)
@@ -231,13 +240,18 @@ class World:
             version, swap = self.published, self._random.choice(swaps)
             yield self.env.timeout(swap.receive_s)
             engine.pause()
-            yield self.env.timeout(swap.pause_s)
-            anew_s = self.model.prefill_s * self.schedulers[engine.name].held_tokens
-            self.anew_s += anew_s
-            yield self._host("rollout").job(anew_s, max(1.0, self.model.engine_cores))
-            engine.resume(version)
+            yield from self._load(swap.pause_s * self.model.pause_share)
+            engine.resume(version, self.model.work.recomputes)
             self.ledger.acknowledge(engine.name, 1, version)
             self._issue()
+
+    def _load(self, alone_s: float) -> Steps:
+        """A version: an engine that computes on cores needs one for this too."""
+        since_s, share = self.env.now, min(1.0, self.model.engine_cores)
+        yield self._host("rollout").job(alone_s * share)
+        yield self.env.timeout(alone_s * (1.0 - share))
+        self.pauses_s.append(self.env.now - since_s)
+        self.loading_s += alone_s
 
 
 def simulate(model: Model, setting: Setting, *, steps: int, warmup: int, seed: int = 0) -> Outcome:
@@ -250,6 +264,7 @@ def simulate(model: Model, setting: Setting, *, steps: int, warmup: int, seed: i
     ages = _summed(batch.tokens_by_age for batch in measured)
     trained_s = sum(world.step_s[warmup : warmup + steps])
     curve = _curve(world.engines)
+    tokens = sum(generated.tokens for generated in curve.values())
     used = zip(model.work.machines, first.used_s, last.used_s, strict=True)
     return Outcome(
         groups_per_min=60.0 * sum(batch.num_groups for batch in measured) / span_s,
@@ -257,9 +272,12 @@ def simulate(model: Model, setting: Setting, *, steps: int, warmup: int, seed: i
         max_age=max(ages),
         step_wall_s=trained_s / steps,
         learner_waits=max(0.0, 1.0 - trained_s / span_s),
-        generating=sum(engine.integral_s for engine in world.engines) / world.env.now,
+        generating=sum(engine.at_once_s for engine in world.engines) / world.env.now,
         cores_used=max((end - start) / (span_s * machine.cores) for machine, start, end in used),
-        anew_s=world.anew_s / sum(tokens for tokens, _ in curve.values()),
+        engine_s=sum(engine.alone_s for engine in world.engines) / tokens,
+        beside_s=world.beside_s / world.num_finished,
+        pause_s=sum(world.pauses_s) / max(1, len(world.pauses_s)),
+        loading_s=world.loading_s / tokens,
         measured=curve,
     )
 
@@ -272,8 +290,9 @@ def _summed(parts: Iterable[Mapping[int, float]]) -> dict[int, float]:
     return total
 
 
-def _curve(engines: Iterable[Engine]) -> dict[int, tuple[float, float]]:
-    engines = list(engines)
-    tokens = _summed({at: cell[0] for at, cell in engine.measured.items()} for engine in engines)
-    seconds = _summed({at: cell[1] for at, cell in engine.measured.items()} for engine in engines)
-    return {at: (tokens[at], seconds[at]) for at in sorted(tokens)}
+def _curve(engines: Iterable[Engine]) -> dict[int, Generated]:
+    found: dict[int, Generated] = {}
+    for engine in engines:
+        for at, generated in engine.measured.items():
+            found.setdefault(at, Generated()).add(generated)
+    return dict(sorted(found.items()))

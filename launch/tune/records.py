@@ -157,7 +157,7 @@ def _figures(moments: Moments, window: Window, setting: Setting) -> dict[str, An
     cpu = {kind: sum(span.usage("cpu_s") or 0.0 for span in moments.of(kind).values()) for kind in STAGES}
     return {
         "rates": _rates(engines),
-        "prefill_per_token": (contexts - cached) / tokens,
+        "computed_share": 1.0 - cached / contexts if contexts else 1.0,
         "token_cpu_s": cpu["rollout"] * span_s / tokens,
         "call_cpu_s": cpu["sandbox"] * span_s / calls if calls else 0.0,
         "store_token_cpu_s": (cpu["buffer"] + cpu["filter"]) * span_s / tokens,

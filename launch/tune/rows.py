@@ -96,9 +96,10 @@ def _turns(rows: list[tuple[Any, ...]], finish: Finish, directory: Path) -> tupl
         if status:
             found = seconds_of(directory, segment, offset, length)
             run_s = found[-1] if found is not None else finish.tool_s / max(1, len(finish.statuses))
-        context += prompt + output + observation
+        given = context + prompt
+        context = given + output + observation
         called = bool(status) and status != "malformed"
-        out.append(TurnWork(num_tokens=output, context_tokens=context, called=called, run_s=run_s))
+        out.append(TurnWork(num_tokens=output, given_tokens=given, context_tokens=context, called=called, run_s=run_s))
     return tuple(out)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from actors.roc import RocSettings
 from buffer.schema import Finish
@@ -35,6 +34,8 @@ class TurnWork:
 
     num_tokens: int
     """sampled"""
+    given_tokens: int
+    """of the context that the engine was given"""
     context_tokens: int
     """of the rollout once the turn is over"""
     called: bool
@@ -119,8 +120,8 @@ class Recorded:
     step_cpu_s: float
     """of a learner rank, which computes in one thread, per step"""
     engine_threads: int
-    prefill_per_token: float
-    """tokens of contexts that engines computed, per sampled token"""
+    computed_share: float
+    """of the contexts' tokens, that engines computed; the others lay in their prefix caches"""
     recomputes: bool
     """a new version makes engines compute the contexts anew that they hold"""
     rollout_rest_s: float
@@ -137,23 +138,33 @@ class Recorded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """An engine's seconds per token of each of n generations at once, when it has the cores it wants."""
+class PassTime:
+    """What a pass takes of an engine that has the cores it wants; it makes a token of each generation."""
 
-    points: tuple[tuple[float, float], ...]
-    """(n, seconds), n rising; in between on the line"""
-    beyond_s: float
-    """per generation more than the last point's"""
+    fixed_s: float
+    token_s: float
+    """for each token in it: those sampled, and those of contexts"""
 
-    def token_s(self, at_once: float) -> float:
-        last, last_s = self.points[-1]
-        if at_once >= last:
-            return last_s + self.beyond_s * (at_once - last)
-        for (low, low_s), (high, high_s) in pairwise(self.points):
-            if at_once <= high:  # below the first point too, but there together no faster than at it
-                found_s = low_s + (high_s - low_s) * (at_once - low) / (high - low)
-                return max(found_s, low_s * min(1.0, at_once / low))
-        return last_s
+    def of(self, passes: float, tokens: float) -> float:
+        return self.fixed_s * passes + self.token_s * tokens
+
+
+@dataclass(slots=True)
+class Generated:
+    """Of an engine's generations that were as many at once, all together."""
+
+    tokens: float = 0.0
+    wall_s: float = 0.0
+    passes: float = 0.0
+    """while they lasted"""
+    pass_tokens: float = 0.0
+    """in those"""
+
+    def add(self, other: Generated) -> None:
+        self.tokens += other.tokens
+        self.wall_s += other.wall_s
+        self.passes += other.passes
+        self.pass_tokens += other.pass_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,13 +172,13 @@ class Model:
     """What a simulation needs; `fit.py` makes it."""
 
     work: Recorded
-    curve: Curve
+    pass_time: PassTime
     engine_cores: float
     """that one engine keeps busy while it generates alone"""
-    store_cores: float
-    """that buffer and filter keep busy meanwhile"""
-    prefill_s: float
-    """alone, per token of a context that a new version makes an engine compute anew"""
+    beside_cpu_s: float
+    """CPU seconds of its process per sampled token, beside the threads that generate"""
+    pause_share: float
+    """of a recorded pause: what it takes alone"""
     step_fixed_s: float
     """of a learner step alone on one rank"""
     step_token_s: float
@@ -175,8 +186,10 @@ class Model:
     """of a step's alone seconds that need a core"""
     learner_cores: float
     """that a rank keeps busy in that share"""
-    call_wait_s: float
-    """what is taken off a call's recorded seconds, for it was computing or without a core; the rest it waits"""
+    call_cpu_share: float
+    """CPU seconds over recorded seconds of calls that compute; 0: they wait, and all compute equally long"""
+    rest_s: float
+    """of a rollout's life, neither generating nor calling nor waiting for the engine's process"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +207,13 @@ class Outcome:
     """generations at once, over all engines, mean over time"""
     cores_used: float
     """of the fullest machine, share"""
-    anew_s: float = 0.0
-    """alone, that engines spent on contexts computed anew, per sampled token"""
-    measured: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    """concurrency -> tokens, seconds of generations: what a real engine measures of itself"""
+    engine_s: float = 0.0
+    """alone, of an engine's passes, per sampled token"""
+    beside_s: float = 0.0
+    """mean, of a rollout, with the engine's process beside its threads"""
+    pause_s: float = 0.0
+    """mean, of an engine for a version"""
+    loading_s: float = 0.0
+    """alone, of such pauses, per sampled token"""
+    measured: Mapping[int, Generated] = field(default_factory=dict)
+    """by concurrency: what a real engine measures of itself, and why it took so long"""

@@ -19,7 +19,7 @@ from launch.tune.shapes import GroupWork, Model, Outcome, Setting
 STALENESS = (0, 1, 2, 4, 8)
 BUDGET_ROLLOUTS = 8000
 """of one simulation: so many that a mean moves by a percent or two"""
-MIN_STEPS, MAX_STEPS = 8, 40
+MIN_STEPS, MAX_STEPS = 8, 60
 AS_GOOD = 0.98
 """of the best throughput: among settings from here on the freshest is taken"""
 
