@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from math import floor
@@ -279,3 +280,12 @@ class Engine:
             if at <= start:
                 break
         return out
+
+
+def measured(engines: Iterable[Engine]) -> dict[int, Generated]:
+    """By all of them, by concurrency."""
+    found: dict[int, Generated] = {}
+    for engine in engines:
+        for at_once, generated in engine.measured.items():
+            found.setdefault(at_once, Generated()).add(generated)
+    return dict(sorted(found.items()))

@@ -10,8 +10,9 @@ Invariant   no token older than S is trained: the ledger's law decides, and each
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import simpy
@@ -23,8 +24,8 @@ from buffer.leases import Leases
 from buffer.ledger import Ledger
 from buffer.schema import GroupHeaders
 from buffer.tickets import Ticket, check_promise
-from launch.tune.machine import Engine, Host, Thread
-from launch.tune.shapes import Generated, GroupWork, Model, Outcome, RolloutWork, Setting
+from launch.tune.machine import Engine, Host, Thread, measured
+from launch.tune.shapes import GroupWork, Model, Outcome, RolloutWork, Setting
 
 FOREVER_S = 1e12
 """of leases and groups: nobody dies here"""
@@ -129,9 +130,8 @@ class World:
     def _draw(self, number: int) -> _Group:
         """A recorded group; where groups are of another size, its rollouts are drawn anew, with replacement."""
         groups = self.model.work.groups
-        round_, at = divmod(number, len(groups))
         rng = random.Random(f"{self.seed}/{number}")
-        recorded: GroupWork = random.Random(f"{self.seed}/order/{round_}").sample(groups, len(groups))[at]
+        recorded: GroupWork = groups[_order(self.seed, number // len(groups), len(groups))[number % len(groups)]]
         rollouts, wanted = recorded.rollouts, self._num_rollouts()
         if recorded.num_rollouts != wanted:
             rollouts = tuple(rng.choice(rollouts) for _ in range(wanted))
@@ -259,15 +259,15 @@ def simulate(model: Model, setting: Setting, *, steps: int, warmup: int, seed: i
     world = World(model, setting, warmup + steps + 1, seed)
     world.run()
     first, last = world.taken[warmup], world.taken[warmup + steps]
-    measured = world.taken[warmup : warmup + steps]
+    batches = world.taken[warmup : warmup + steps]
     span_s = last.at_s - first.at_s
-    ages = _summed(batch.tokens_by_age for batch in measured)
+    ages = _summed(batch.tokens_by_age for batch in batches)
     trained_s = sum(world.step_s[warmup : warmup + steps])
-    curve = _curve(world.engines)
+    curve = measured(world.engines)
     tokens = sum(generated.tokens for generated in curve.values())
     used = zip(model.work.machines, first.used_s, last.used_s, strict=True)
     return Outcome(
-        groups_per_min=60.0 * sum(batch.num_groups for batch in measured) / span_s,
+        groups_per_min=60.0 * sum(batch.num_groups for batch in batches) / span_s,
         mean_age=sum(age * tokens for age, tokens in ages.items()) / sum(ages.values()),
         max_age=max(ages),
         step_wall_s=trained_s / steps,
@@ -282,17 +282,15 @@ def simulate(model: Model, setting: Setting, *, steps: int, warmup: int, seed: i
     )
 
 
+@cache
+def _order(seed: int, round_: int, count: int) -> Sequence[int]:
+    """In which recorded groups are drawn: each once in a round."""
+    return random.Random(f"{seed}/order/{round_}").sample(range(count), count)
+
+
 def _summed(parts: Iterable[Mapping[int, float]]) -> dict[int, float]:
     total: dict[int, float] = {}
     for part in parts:
         for key, value in part.items():
             total[key] = total.get(key, 0.0) + value
     return total
-
-
-def _curve(engines: Iterable[Engine]) -> dict[int, Generated]:
-    found: dict[int, Generated] = {}
-    for engine in engines:
-        for at, generated in engine.measured.items():
-            found.setdefault(at, Generated()).add(generated)
-    return dict(sorted(found.items()))
