@@ -21,7 +21,8 @@ from launch.config import ConfigError
 from launch.tune.model import simulate
 from launch.tune.shapes import Model, Outcome, PassTime, RatePoint, Recorded, StepTime
 
-ROUNDS = 8
+ROUNDS, WHOLE = 8, 3
+"""the first corrections are made whole"""
 CLOSE = 0.01
 ROLLOUTS = 2500
 """of one simulation of a fit"""
@@ -64,9 +65,11 @@ def _calibrated(model: Model) -> Model:
     """Alone durations such that the simulation of the recorded setting takes as long as the record."""
     work, setting = model.work, model.work.setting
     steps = max(MIN_STEPS, min(MAX_STEPS, ROLLOUTS // (setting.groups_per_step * work.groups[0].num_rollouts)))
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         outcome = simulate(model, setting, steps=steps, warmup=WARMUP + setting.max_staleness)
-        before, model = model, _midway(model, _corrected(model, outcome))
+        before, model = model, _corrected(model, outcome)
+        if number >= WHOLE:
+            model = _midway(before, model)
         changes = (_alone_step_s(model) / _alone_step_s(before), _taking(outcome, model) / _taking(outcome, before))
         if max(abs(change - 1.0) for change in changes) < CLOSE:
             break
