@@ -13,6 +13,7 @@ thread, unless it is still busy with the one before. While it writes, the next u
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,7 @@ class BufferServer:
         self._service = Service(self._run, self._storage)
         self._writer = ThreadPoolExecutor(1, "buffer-writer")
         self._readers = ThreadPoolExecutor(2, "buffer-reader")
+        self._readers.map(threading.Barrier(2).wait, [None, None])  # both threads are there from the start
         self._intake, self._parking, self._reading = Intake(), Parking(), Counter[str]()
         self._replies: list[_Reply] = []
         self._committing = False
@@ -181,8 +183,6 @@ class BufferServer:
         """Figures that can't be written end no run; that they are missing is counted."""
         if not done.cancelled() and (error := done.exception()) is not None:
             self._run.meters.count(f"metrics_failed/{type(error).__name__}")
-
-    # Requests
 
     def _handle(self, route: bytes, frames: list[bytes], now: Now) -> None:
         head = Head("", -1, 0, "")
