@@ -22,10 +22,11 @@ import pytest
 
 from launch import warden
 from tests.chaos import verdict
+from tests.chaos.__main__ import sound, torment
 from tests.chaos.__main__ import Deeds, too_short
 from tests.chaos.plan import ROLES, plan
 from tests.chaos.verdict import Dealt
-from tests.chaos.victim import ROOT, boot_error_s, connections
+from tests.chaos.victim import ROOT, SMALL, boot_error_s, connections
 from tests.chaos.witness import Notes, Witness
 from tests.run_writer import write_run
 
@@ -275,3 +276,13 @@ def test_chaos_that_is_ended_leaves_no_process_behind(tmp_path: Path, number: si
     finally:
         process.kill()
         warden.kill_marked(marks)
+
+
+@pytest.mark.slow
+def test_three_minutes_of_chaos_lose_double_and_break_nothing(tmp_path: Path) -> None:
+    told = torment(tmp_path / "run", minutes=3.0, seed=1, steps=None, roles=ROLES, gap_s=15.0, overrides=SMALL)
+    assert sound(told), json.dumps(told, indent=1)
+    assert set(told["kills"]) == set(ROLES)
+    assert told["turns_acked"] > 100
+    assert told["steps"] > 5
+    assert told["age_minus_s_max"] <= 0
