@@ -22,8 +22,7 @@ import pytest
 
 from launch import warden
 from tests.chaos import verdict
-from tests.chaos.__main__ import sound, torment
-from tests.chaos.__main__ import Deeds, too_short
+from tests.chaos.__main__ import Deeds, sound, too_short, torment
 from tests.chaos.plan import ROLES, plan
 from tests.chaos.verdict import Dealt
 from tests.chaos.victim import ROOT, SMALL, boot_error_s, connections
