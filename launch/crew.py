@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -91,15 +89,19 @@ class Crew:
             return None
 
     async def kill(self, name: str, pid: int) -> None:
-        """Ray asks a process to end itself, which a stopped one never does: on this host the kernel ends it."""
+        """Ray asks a process to end itself, which a stopped one never does: the kernel of its host ends it.
+
+        One that is gone already does no harm: Ray is starting another, which is not killed in its place.
+        """
         import ray
 
-        if self._nodes.get(name) != ray.get_runtime_context().get_node_id():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(in_thread(lambda: ray.kill(self._handles[name], no_restart=False)), KILL_S)
-        elif pid in warden.marked({"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}):
-            os.kill(pid, signal.SIGKILL)
-        # else it is gone already: Ray is starting another, which must not be killed in its place
+        node, marks = self._nodes.get(name), {"ROCSTAR_RUN": self._life, "ROCSTAR_ROLE": name}
+        if node == ray.get_runtime_context().get_node_id():
+            warden.kill_one(marks, pid)
+            return
+        kill = partial(ray.kill, self._handles[name], no_restart=False)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(in_thread(kill if node is None else partial(_kill_there, node, marks, pid)), KILL_S)
 
     def stop(self, names: Iterable[str]) -> None:
         """Asks bodies to end in good order."""
@@ -134,3 +136,12 @@ class Crew:
         killing = [in_thread(partial(ray.kill, handle)) for handle in self._handles.values()]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*killing, return_exceptions=True), KILL_S)
+
+
+def _kill_there(node: str, marks: dict[str, str], pid: int) -> None:
+    """Has Ray start a process on another node that ends this one; nobody waits for it."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(warden.kill_one).remote(marks, pid)

@@ -12,6 +12,7 @@ A mark is read from the environment a process was started with, which forks shar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -62,6 +63,13 @@ def kill_marked(marks: Mapping[str, str], spare: Iterable[int] = ()) -> int:
             except OSError:
                 continue
         time.sleep(0.05)
+
+
+def kill_one(marks: Mapping[str, str], pid: int) -> None:
+    """SIGKILL to this process, if it carries the marks: its number may be another's by now."""
+    if pid in marked(marks):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def watch_me(marks: Mapping[str, str], scratch: Path | None = None) -> subprocess.Popen[bytes]:

@@ -2,7 +2,8 @@
 
 Consumes    the role scripts, the quickstart's recipe made small
 Produces    five hosts (network namespaces) that the scripts join to one Ray cluster, each role on its own; a run on
-            them; meanwhile the rollout node is killed and started again. Figures, and whether all was as it must be
+            them; meanwhile the rollout node is killed and started again, and the sandbox stopped. Figures, and whether
+            all was as it must be
 Waits for   each phase at most PATIENCE_S
 Invariant   no process, namespace or file of the cluster is left, however it ended
 """
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -27,6 +29,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from launch import warden
 from launch.cluster import make_token
@@ -56,6 +60,8 @@ class Report:
     """from the first script's start to the first batch on record"""
     recovered_s: float = 0.0
     """from the rollout script's second start to the first turn that the new engine made durable"""
+    stopped_s: float = 0.0
+    """from a SIGSTOP of the sandbox on its host to its process's end, the driver's doing from another host"""
     steps_before: int = 0
     """batches taken when the rollout node was gone"""
     ray_heard: dict[str, bool] = field(default_factory=dict)
@@ -183,6 +189,16 @@ def _hear(address: str, port: int, say: bytes) -> bytes:
     return heard
 
 
+def stop(marks: dict[str, str], driver: subprocess.Popen[bytes]) -> float:
+    """Stops a role; seconds until somebody has ended it."""
+    family = set(warden.marked(marks))
+    (pid,) = (pid for pid in family if psutil.Process(pid).ppid() not in family)
+    begun_s = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    until("end of the stopped role", lambda: pid not in warden.marked(marks), driver)
+    return time.monotonic() - begun_s
+
+
 def exercise(cluster: Cluster, network: Network, steps: int, report: Report) -> None:
     """The phases, one after the other."""
     started_s = time.monotonic()
@@ -200,6 +216,7 @@ def exercise(cluster: Cluster, network: Network, steps: int, report: Report) -> 
     until("turn of the new engine", lambda: cluster.count("turns") > known, driver)
     report.recovered_s = round(time.monotonic() - again_s, 1)
     report.doors = doors(network)
+    report.stopped_s = round(stop(cluster.marks | {"ROCSTAR_ROLE": "sandbox-0"}, driver), 1)
     report.exit_code = driver.wait(PATIENCE_S)
     for node in nodes.values():
         node.terminate()
@@ -234,7 +251,7 @@ def judge(cluster: Cluster, report: Report) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="a run on five hosts")
-    parser.add_argument("--steps", type=int, default=8, help="of the run (default: 8)")
+    parser.add_argument("--steps", type=int, default=30, help="of the run (default: 30)")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     options = parser.parse_args()
     if not is_root():
