@@ -32,7 +32,7 @@ SMALL = (
     "problems.num_heldout=32",
     "rollout.concurrency=32",
     "learner.checkpoint_every=3",
-    "learner.lr=1e-5",
+    "learner.lr=2e-6",
     "evaluation.at_start=false",
 )
 """Steps of a second or two; so little is learnt in one that there always is something left to learn from."""
