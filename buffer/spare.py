@@ -39,6 +39,7 @@ class Spare:
         self._buffer, self._directory = directory, directory / "spare"
         self._index = directory / "index.sqlite"
         self._thread = ThreadPoolExecutor(1, "buffer-snapshot")
+        self._thread.submit(int)  # the thread is there from the start
         self._making: Future[None] | None = None
         self._bytes = 0
         self._journal: Journal
