@@ -93,12 +93,14 @@ class Victim:
         return self._command.wait(patience_s)
 
     def head(self, role: str) -> psutil.Process | None:
-        """The process that Ray started for the role; None while there is none."""
-        family = set(warden.marked(self._marks | {"ROCSTAR_ROLE": f"{role}-0"}))
-        for pid in family:
+        """The process that Ray started for the role, which is a child of its node's; None while there is none.
+
+        What a dead one leaves for a moment (an engine's processes) has been handed to another parent.
+        """
+        for pid in warden.marked(self._marks | {"ROCSTAR_ROLE": f"{role}-0"}):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
-                if process.ppid() not in family and process.status() != psutil.STATUS_ZOMBIE:
+                if psutil.Process(process.ppid()).name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE:
                     return process
         return None
 
