@@ -3,7 +3,7 @@
 Consumes    manifests and buckets of the learner's weight server
 Produces    `Staged`: the version's verified bytes as a file without a name
 Waits for   the weight server: for its address, a newer version, then each bucket, each wait with a deadline
-Unblocked by a publication; an answer to each request
+Unblocked by a publication; an answer to each request; the end of the connection
 Invariant   bytes whose checksum differs are never handed on; a staged version vanishes with this process, however it
             ends, because its file was never linked anywhere
 """
@@ -95,6 +95,7 @@ class WeightClient:
         self._answer_timeout_s = answer_timeout_s
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
+        self._hang_up: zmq.asyncio.Socket
         self._endpoint = ""
 
     async def latest(self, than: tuple[int, int], *, wait_s: float) -> WeightsManifest | None:
@@ -133,6 +134,8 @@ class WeightClient:
     def close(self) -> None:
         """Drop the connection; what was asked and not answered is forgotten."""
         if self._socket is not None:
+            self._socket.disable_monitor()
+            self._hang_up.close(linger=0)
             self._socket.close(linger=0)
             self._socket = None
         if self._context is not None:
@@ -166,6 +169,7 @@ class WeightClient:
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_BUCKET_BYTES)
             self._socket.setsockopt(zmq.LINGER, 0)
             present(self._socket, self._keys)
+            self._hang_up = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             self._socket.connect(self._endpoint)
         await self._socket.send(msgpack.packb(request))
 
@@ -180,12 +184,18 @@ class WeightClient:
 
     async def _answer(self, what: str, timeout_s: float) -> list[Any]:
         assert self._socket is not None
+        answer = asyncio.ensure_future(self._socket.recv_multipart(copy=False))
+        hang_up = asyncio.ensure_future(self._hang_up.recv_multipart())  # a server that died says no more than that
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._socket.recv_multipart(copy=False)
-        except TimeoutError as error:
-            self.close()  # a late answer must not be taken for the next one's
-            raise WeightsError(f"the weight server {self._endpoint} was silent for {timeout_s} s: {what}") from error
+            await asyncio.wait({answer, hang_up}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            how = "hung up" if hang_up.done() else f"was silent for {timeout_s} s"
+        finally:
+            answer.cancel()
+            hang_up.cancel()
+        self.close()  # a late answer must not be taken for the next one's
+        raise WeightsError(f"the weight server {self._endpoint} {how}: {what}")
 
     def _manifest(self, record: object) -> WeightsManifest:
         try:

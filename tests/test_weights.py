@@ -179,6 +179,27 @@ async def test_a_wait_for_the_servers_address_has_an_end_and_says_whose() -> Non
     client.close()
 
 
+async def test_a_server_that_ends_is_left_at_once_and_its_successor_found() -> None:
+    first, second = WeightServer("tcp://127.0.0.1:0"), WeightServer("tcp://127.0.0.1:0")
+    endpoints = [first.endpoint, second.endpoint]
+
+    async def resolve() -> str:
+        return endpoints.pop(0)
+
+    client = WeightClient(resolve)
+    asking = asyncio.create_task(client.latest((-1, -1), wait_s=60.0))
+    while not first.counts["requests"]:  # noqa: ASYNC110 - its own thread counts
+        await asyncio.sleep(0.01)
+    first.close()
+    async with asyncio.timeout(10.0):
+        with pytest.raises(WeightsError, match=r"hung up: whether there is a newer version"):
+            await asking
+        second.publish(packed(1, 0))
+        assert await client.latest((-1, -1), wait_s=5.0) is not None
+    client.close()
+    second.close()
+
+
 async def test_a_silent_server_is_named_and_its_successor_found(server: WeightServer) -> None:
     context = zmq.asyncio.Context()
     silent = context.socket(zmq.ROUTER)
